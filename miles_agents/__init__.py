@@ -1,0 +1,27 @@
+"""miles_agents: train language-model agents by reinforcement learning over multi-turn, tool-using episodes."""
+
+from miles_agents.contracts import Env, Tool, ToolContext, ToolEnv, ToolOutput, tool
+from miles_agents.errors import EpisodeError, ToolError
+from miles_agents.registry import environments as _environments
+from miles_agents.types import Episode, Message, Reply, Task, Trajectory
+
+__version__ = "0.1.0"
+
+register = _environments.register
+
+__all__ = [
+    "Env",
+    "Episode",
+    "EpisodeError",
+    "Message",
+    "Reply",
+    "Task",
+    "Tool",
+    "ToolContext",
+    "ToolEnv",
+    "ToolError",
+    "ToolOutput",
+    "Trajectory",
+    "register",
+    "tool",
+]

@@ -1,0 +1,41 @@
+"""The contracts between the parts. Nothing here imports torch."""
+
+from miles_agents.contracts.algorithm import Algorithm, Annotation, LossInputs, LossOutput
+from miles_agents.contracts.buffer import Draw, TrajectoryBuffer
+from miles_agents.contracts.engine import RolloutEngine
+from miles_agents.contracts.env import Env, EnvResources, Observation, ResetResult, StepResult
+from miles_agents.contracts.sandbox import ExecResult, ExecStatus, Sandbox, SandboxLimits, SandboxProvider
+from miles_agents.contracts.tool import FunctionTool, Tool, ToolContext, ToolOutput, as_tool, tool
+from miles_agents.contracts.tool_env import ToolEnv
+from miles_agents.contracts.trainer import Trainer, TrainerRank
+from miles_agents.contracts.weight_sync import WeightSync
+
+__all__ = [
+    "Algorithm",
+    "Annotation",
+    "Draw",
+    "Env",
+    "EnvResources",
+    "ExecResult",
+    "ExecStatus",
+    "FunctionTool",
+    "LossInputs",
+    "LossOutput",
+    "Observation",
+    "ResetResult",
+    "RolloutEngine",
+    "Sandbox",
+    "SandboxLimits",
+    "SandboxProvider",
+    "StepResult",
+    "Tool",
+    "ToolContext",
+    "ToolEnv",
+    "ToolOutput",
+    "Trainer",
+    "TrainerRank",
+    "TrajectoryBuffer",
+    "WeightSync",
+    "as_tool",
+    "tool",
+]

@@ -1,0 +1,84 @@
+"""The environment contract: asynchronous, Gymnasium-style, one episode at a time."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar, NamedTuple
+
+import numpy as np
+
+from miles_agents.contracts.sandbox import SandboxProvider
+from miles_agents.contracts.tool import Tool
+from miles_agents.types import Message, Reply, Task
+
+Observation = tuple[Message, ...]
+
+
+class ResetResult(NamedTuple):
+    """The first messages, and facts; `info["tools"]` lists the tool schemas."""
+
+    observation: Observation
+    info: dict[str, Any]
+
+
+class StepResult(NamedTuple):
+    """One step's outcome, in Gymnasium's order.
+
+    `observation` holds the new messages only (the terminal ones included). `info` may hold `tool_events` (a tuple of
+    `ToolEvent`), `rewards` (by name, at the end) and `truncated_by`.
+    """
+
+    observation: Observation
+    reward: float
+    terminated: bool
+    truncated: bool
+    info: dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EnvResources:
+    """What the run lends an environment; each may be missing."""
+
+    sandboxes: SandboxProvider | None = None
+
+
+class Env(ABC):
+    """One instance plays one episode at a time: `reset`, then `step` until terminated or truncated, then `close`.
+
+    Randomness comes from `self.np_random`, seeded by `reset(seed=…)`, never from global generators.
+    """
+
+    splits: ClassVar[tuple[str, ...]] = ("train", "validation", "test")
+    reward_range: ClassVar[tuple[float, float]] = (0.0, 1.0)
+
+    resources: EnvResources = EnvResources()
+    np_random: np.random.Generator = np.random.default_rng(0)
+
+    def bind(self, resources: EnvResources) -> None:
+        """Lend the run's resources; called once, before the first reset."""
+        self.resources = resources
+
+    def all_tools(self) -> tuple[Tool, ...]:
+        """The tools an episode offers; none by default."""
+        return ()
+
+    @abstractmethod
+    def tasks(self, split: str) -> Iterable[Task]:
+        """The tasks of a split, always the same and in the same order."""
+
+    @abstractmethod
+    async def reset(self, *, seed: int | None = None, options: Mapping[str, Any] | None = None) -> ResetResult:
+        """Begin an episode of `options["task"]`; ends the one before."""
+
+    @abstractmethod
+    async def step(self, action: Reply) -> StepResult:
+        """Answer the policy's reply."""
+
+    async def truncate(self, reason: str) -> StepResult:
+        """The run has no tokens or turns left for this episode: score it as it stands. No reward by default."""
+        return StepResult((), 0.0, False, True, {"truncated_by": reason})
+
+    async def close(self) -> None:
+        """Free what the episode holds. May be called twice."""

@@ -1,0 +1,137 @@
+"""The sandbox contract: one isolated, stateful, killable session."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from enum import StrEnum
+from types import TracebackType
+
+
+class ExecStatus(StrEnum):
+    """How an `exec` ended."""
+
+    OK = "ok"
+    ERROR = "error"  # the code raised; the traceback is in `stderr`
+    TIMEOUT = "timeout"  # stopped at the limit
+    CRASHED = "crashed"  # the interpreter died (signal, os._exit, memory limit)
+    OUTPUT_LIMIT = "output_limit"  # stopped for printing too much
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExecResult:
+    """What one `exec` gave.
+
+    Output is cut to head and tail with the omitted size named; bytes that are no UTF-8 are shown as backslash
+    escapes.
+    """
+
+    status: ExecStatus
+    stdout: str = ""
+    stderr: str = ""
+    state_lost: bool = False  # the interpreter was restarted: variables of earlier calls are gone
+    late_output: str = ""  # printed by leftovers of an earlier call; not this call's
+    duration_s: float = 0.0
+    exit_code: int | None = None  # of a crashed interpreter, negative for signals
+    strays_killed: int = 0  # processes of this call that outlived it and were killed
+    forged_frames: bool = False  # the code wrote to the runner's own channel; the interpreter was restarted
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SandboxLimits:
+    """What one session may use."""
+
+    memory_mb: int = 512
+    processes: int = 32
+    file_mb: int = 16  # largest file
+    tmp_mb: int = 64  # the writable folder, in all
+    cpu_s: int = 60  # of one interpreter, in all
+    output_kb: int = 64  # shown per stream; 64 times that stops the call
+    open_files: int = 128
+
+
+class Sandbox(ABC):
+    """One session. State is kept between `exec` calls and never between sessions."""
+
+    @abstractmethod
+    async def exec(self, code: str, *, timeout_s: float) -> ExecResult:
+        """Run Python in the session's interpreter; the last expression's value is echoed like in a REPL.
+
+        At `timeout_s` the code is interrupted (state kept); if it goes on, everything is killed and `state_lost` is
+        True. Nothing the call started outlives it.
+
+        Raises:
+            SandboxError: the session could not be set up or was lost.
+        """
+
+    @abstractmethod
+    async def read_file(self, path: str) -> bytes:
+        """Read a file of the session (relative to its working folder).
+
+        Raises:
+            FileNotFoundError: no such file in the session.
+            SandboxError: the session was lost.
+        """
+
+    @abstractmethod
+    async def write_file(self, path: str, data: bytes) -> None:
+        """Write a file of the session (relative to its working folder), making its folders.
+
+        Raises:
+            OSError: the session refuses (no space, read-only place).
+            SandboxError: the session was lost.
+        """
+
+    @abstractmethod
+    async def reset(self) -> None:
+        """Back to a fresh session: no variables, files, environment changes, threads or processes are left."""
+
+    @abstractmethod
+    async def close(self) -> None:
+        """End the session and everything in it. May be called twice."""
+
+    async def __aenter__(self) -> Sandbox:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()
+
+
+class SandboxProvider(ABC):
+    """Opens sandboxes; owns what they share (a warm zygote, a container pool)."""
+
+    @abstractmethod
+    async def start(self) -> None:
+        """Check the machine and warm up.
+
+        Raises:
+            SandboxUnavailableError: this machine cannot give the isolation; the message prints the way out.
+        """
+
+    @abstractmethod
+    async def open(self) -> Sandbox:
+        """A fresh session.
+
+        Raises:
+            SandboxError: it could not be set up.
+        """
+
+    @abstractmethod
+    async def close(self) -> None:
+        """End every session and what they share."""
+
+    @property
+    @abstractmethod
+    def description(self) -> str:
+        """One line for the run header: which launcher, and what it isolates with."""
+
+    async def __aenter__(self) -> SandboxProvider:
+        await self.start()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()
