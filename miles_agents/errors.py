@@ -13,6 +13,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 from difflib import get_close_matches
 from enum import StrEnum
+from typing import TypeVar
+
+Choice = TypeVar("Choice", bound=StrEnum)
 
 
 class FailureCause(StrEnum):
@@ -113,6 +116,18 @@ def did_you_mean(name: str, allowed: Iterable[str], *, listed: int = 12) -> str:
     hint = f"Did you mean {' or '.join(repr(match) for match in near)}? " if near else ""
     shown = ", ".join(names[:listed]) + (", …" if len(names) > listed else "")
     return f"{hint}Allowed: {shown or 'none'}."
+
+
+def choose(kind: type[Choice], value: str, *, key: str) -> Choice:
+    """The member of `kind` that the setting `key` names by its value.
+
+    Raises:
+        UsageError: no such member; the message lists the allowed ones.
+    """
+    try:
+        return kind(value)
+    except ValueError as error:
+        raise UsageError(f"{key}: unknown value {value!r}. {did_you_mean(str(value), [member.value for member in kind])}") from error
 
 
 class WeightSyncError(MilesError):

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
+import inspect
 import re
 import sys
 from collections.abc import Callable
@@ -118,6 +119,14 @@ class Registry:
 
 def _module_of(entry: Any) -> str:
     return str(getattr(entry, "__module__", ""))
+
+
+def init_arguments(cls: type[Any]) -> tuple[str, ...]:
+    """The names of the arguments a class's `__init__` takes, `self` and `*args`/`**kwargs` left out."""
+    if cls.__init__ is object.__init__:
+        return ()
+    parameters = list(inspect.signature(cls.__init__).parameters.values())[1:]
+    return tuple(p.name for p in parameters if p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD))
 
 
 def is_object_spec(text: str) -> bool:

@@ -42,8 +42,8 @@ class TrajectoryBuffer(ABC):
         """The next `count` groups to train on, in draw order. For the controller."""
 
     @abstractmethod
-    def release(self, groups: list[TrajectoryGroup]) -> None:
-        """These were trained on and the new version was pushed: advance the version, admit more."""
+    async def release(self, groups: list[TrajectoryGroup], *, version: int) -> None:
+        """These were trained on and `version` was pushed: forget them, admit more."""
 
     @abstractmethod
     def inject(self, tasks: list[Task]) -> None:

@@ -51,10 +51,21 @@ class Env(ABC):
     """
 
     splits: ClassVar[tuple[str, ...]] = ("train", "validation", "test")
-    reward_range: ClassVar[tuple[float, float]] = (0.0, 1.0)
+    reward_range: tuple[float, float] = (0.0, 1.0)  # of a whole episode, both ends included
 
     resources: EnvResources = EnvResources()
-    np_random: np.random.Generator = np.random.default_rng(0)
+    _np_random: np.random.Generator | None = None
+
+    @property
+    def np_random(self) -> np.random.Generator:
+        """This environment's own generator; seeded at random where no `reset(seed=…)` came before."""
+        if self._np_random is None:
+            self._np_random = np.random.default_rng()
+        return self._np_random
+
+    @np_random.setter
+    def np_random(self, generator: np.random.Generator) -> None:
+        self._np_random = generator
 
     def bind(self, resources: EnvResources) -> None:
         """Lend the run's resources; called once, before the first reset."""
@@ -74,7 +85,11 @@ class Env(ABC):
 
     @abstractmethod
     async def step(self, action: Reply) -> StepResult:
-        """Answer the policy's reply."""
+        """Answer the policy's reply.
+
+        Raises:
+            UsageError: no episode is running: before `reset`, after the end, after `close`.
+        """
 
     async def truncate(self, reason: str) -> StepResult:
         """The run has no tokens or turns left for this episode: score it as it stands. No reward by default."""

@@ -6,17 +6,21 @@ pydantic before it runs, and `ToolError` is how it answers a bad call.
 
 from __future__ import annotations
 
-import asyncio
+import copy
+import functools
 import inspect
+import json
 import re
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from types import MethodType
 from typing import Any, Protocol, TypeVar, cast, get_type_hints, overload
 
 import numpy as np
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, create_model
 
 from miles_agents.contracts.sandbox import Sandbox
+from miles_agents.contracts.threads import run_in_thread
 from miles_agents.errors import ToolError, UsageError
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -71,22 +75,34 @@ class Tool(Protocol):
 
 
 class FunctionTool:
-    """A `Tool` made from a typed function, plain or async. Plain functions run in a thread."""
+    """A `Tool` made from a typed function, plain or async. Plain functions run in a thread of their own.
+
+    What the function returns becomes text: a string as it is, a dict or list as JSON, anything else by `str`; a
+    `ToolOutput` is passed on.
+
+    Raises:
+        UsageError: an argument has no type or a type that cannot be read, or cannot be given by name.
+    """
 
     needs_sandbox = False
 
     def __init__(self, function: Callable[..., Any], *, name: str | None = None) -> None:
+        if not inspect.isroutine(function):
+            raise UsageError(f"{function!r} is no function; a tool is a function or an object with schema() and call()")
         self.function = function
         self.name = name or function.__name__
-        self._description, self._arguments = _describe(function)
+        self._description, self._arguments, self._names = _describe(function)
+        self._schema: dict[str, Any] | None = None
 
     def schema(self) -> dict[str, Any]:
         """The OpenAI-style schema of the function's parameters."""
-        parameters = self._arguments.model_json_schema()
-        parameters.pop("title", None)
-        for each in parameters.get("properties", {}).values():
-            each.pop("title", None)
-        return function_schema(self.name, self._description, parameters)
+        if self._schema is None:  # made once: every episode asks for it
+            parameters = self._arguments.model_json_schema(by_alias=True)
+            parameters.pop("title", None)
+            for each in parameters.get("properties", {}).values():
+                each.pop("title", None)
+            self._schema = function_schema(self.name, self._description, parameters)
+        return copy.deepcopy(self._schema)
 
     async def call(self, arguments: Mapping[str, Any], context: ToolContext) -> ToolOutput:
         """Check the arguments, run the function, turn what it returns into text."""
@@ -94,19 +110,28 @@ class FunctionTool:
             checked = self._arguments.model_validate(dict(arguments))
         except ValidationError as error:
             raise ToolError(describe_validation_error(self.name, error)) from error
-        values = {field: getattr(checked, field) for field in type(checked).model_fields}
+        values = {name: getattr(checked, field) for field, name in self._names.items()}
         if inspect.iscoroutinefunction(self.function):
             result = await self.function(**values)
         else:
-            result = await asyncio.to_thread(self.function, **values)
-        return result if isinstance(result, ToolOutput) else ToolOutput(str(result))
+            result = await run_in_thread(self.function, **values)
+            if inspect.isawaitable(result):  # a plain function that returns a coroutine
+                result = await result
+        return _as_output(result)
 
     def bind_to(self, owner: object) -> FunctionTool:
         """This tool as a bound method of `owner` (for functions marked inside a class)."""
-        bound = object.__new__(FunctionTool)
-        bound.name, bound._description, bound._arguments = self.name, self._description, self._arguments
-        bound.function = self.function.__get__(owner)
+        bound = copy.copy(self)
+        bound.function = MethodType(self.function, owner)
         return bound
+
+
+def _as_output(result: Any) -> ToolOutput:
+    if isinstance(result, ToolOutput):
+        return result
+    if isinstance(result, (dict, list)):
+        return ToolOutput(json.dumps(result, ensure_ascii=False, default=str))
+    return ToolOutput(str(result))
 
 
 def function_schema(name: str, description: str, parameters: Mapping[str, Any]) -> dict[str, Any]:
@@ -125,25 +150,44 @@ def describe_validation_error(name: str, error: ValidationError) -> str:
     return f"bad arguments for '{name}': {problems}"[:_MAX_ERROR_CHARS]
 
 
-def _describe(function: Callable[..., Any]) -> tuple[str, type[BaseModel]]:
-    hints = get_type_hints(function)
+def _describe(function: Callable[..., Any]) -> tuple[str, type[BaseModel], dict[str, str]]:
+    """The description, the model that checks the arguments, and its fields' names → the arguments' names.
+
+    Fields are numbered and carry the argument's name as alias, because pydantic refuses or warns about fields named
+    like `_x`, `json` or `model_x`.
+    """
+    name = function.__name__
+    hints = _type_hints(function)
     described = _argument_docs(inspect.getdoc(function) or "")
     fields: dict[str, Any] = {}
+    names: dict[str, str] = {}
     for parameter in inspect.signature(function).parameters.values():
         if parameter.name == "self":
             continue
         if parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD):
-            raise UsageError(f"tool '{function.__name__}' takes *args or **kwargs; name and type each argument")
+            raise UsageError(f"tool '{name}' takes *args or **kwargs; name and type each argument")
+        if parameter.kind is parameter.POSITIONAL_ONLY:
+            raise UsageError(f"tool '{name}': argument '{parameter.name}' is positional-only; remove the '/'")
         if parameter.name not in hints:
-            raise UsageError(f"tool '{function.__name__}': give argument '{parameter.name}' a type")
+            raise UsageError(f"tool '{name}': give argument '{parameter.name}' a type")
         default = ... if parameter.default is parameter.empty else parameter.default
-        fields[parameter.name] = (
-            hints[parameter.name],
-            Field(default, description=described.get(parameter.name)),
-        )
-    model = create_model(f"{function.__name__}_arguments", __config__=ConfigDict(extra="forbid"), **fields)
-    summary = re.split(r"\n\s*\n|\n\s*Args:", inspect.getdoc(function) or function.__name__, maxsplit=1)[0]
-    return " ".join(summary.split()), cast(type[BaseModel], model)
+        field = f"argument_{len(names)}"
+        names[field] = parameter.name
+        described_field = Field(default, alias=parameter.name, description=described.get(parameter.name))
+        fields[field] = (hints[parameter.name], described_field)
+    model = create_model(f"{name}_arguments", __config__=ConfigDict(extra="forbid"), **fields)
+    summary = re.split(r"\n\s*\n|\n\s*Args:", inspect.getdoc(function) or name, maxsplit=1)[0]
+    return " ".join(summary.split()), cast(type[BaseModel], model), names
+
+
+def _type_hints(function: Callable[..., Any]) -> dict[str, Any]:
+    try:
+        return get_type_hints(function, include_extras=True)
+    except NameError as error:
+        raise UsageError(
+            f"tool '{function.__name__}': cannot read its types ({error}); import them at the top of the module, "
+            "not under TYPE_CHECKING"
+        ) from error
 
 
 def _argument_docs(doc: str) -> dict[str, str]:
@@ -183,21 +227,29 @@ def as_tool(entry: Tool | Callable[..., Any]) -> Tool:
     if hasattr(entry, "call") and hasattr(entry, "schema"):
         return cast(Tool, entry)
     if callable(entry):
-        return FunctionTool(entry)
+        return _function_tool(entry)
     raise UsageError(
         f"{entry!r} is no tool; give a function with typed arguments or an object with schema() and call()"
     )
 
 
+@functools.lru_cache(maxsize=256)
+def _function_tool(function: Callable[..., Any]) -> FunctionTool:
+    return FunctionTool(function)
+
+
 def marked_methods(owner: object) -> tuple[FunctionTool, ...]:
-    """The methods of `owner` marked with `@tool`, bound to it, in the order they were written."""
+    """The methods of `owner` marked with `@tool`, bound to it, in the order they were written.
+
+    A method that a subclass overrides without the mark is no tool any more.
+    """
     found: dict[str, FunctionTool] = {}
     for cls in reversed(type(owner).__mro__):
-        for value in vars(cls).values():
-            marked = getattr(value, _MARK, None)
+        for attribute, value in vars(cls).items():
+            static = isinstance(value, staticmethod)
+            marked = getattr(value.__func__ if static else value, _MARK, None)
             if isinstance(marked, FunctionTool):
-                found[marked.name] = marked.bind_to(owner)
+                found[attribute] = marked if static else marked.bind_to(owner)
+            else:
+                found.pop(attribute, None)
     return tuple(found.values())
-
-
-AsyncTool = Callable[..., Awaitable[Any]]

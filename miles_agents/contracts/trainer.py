@@ -56,10 +56,11 @@ class Trainer(ABC):
         """One optimiser update over the minibatch.
 
         Returns metrics with the minibatch's means (`loss`, `grad_norm`, `lr`, `logprob_abs_diff_mean`,
-        `logprob_abs_diff_max`, `clip_fraction`, `entropy`, …).
+        `logprob_abs_diff_max`, `clip_fraction`, `entropy`, …). A minibatch in which no token has a weight changes
+        neither weights nor optimiser and is counted: `empty_steps` is 1 then, 0 otherwise.
 
         Raises:
-            NoTrainableTokensError: no sampled token in it.
+            FloatingPointError: the loss or a gradient is not finite; the weights are those before the step.
         """
 
     @abstractmethod

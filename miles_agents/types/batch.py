@@ -5,6 +5,7 @@ Shape legend: N tokens of all samples laid end to end, S samples.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -121,9 +122,12 @@ def collate_samples(
 
     Raises:
         NoTrainableTokensError: not one token of the batch was sampled.
+        ValueError: a sample or reward that can't be trained on; the trajectory is named.
     """
     if not any(sample.mask.any() for sample in samples):
         raise NoTrainableTokensError(f"none of the {len(samples)} samples has a sampled token: nothing to train on")
+    for sample, trajectory_id, reward in zip(samples, trajectory_ids, rewards, strict=True):
+        _check_sample(sample, trajectory_id, reward)
     lengths = [len(sample.ids) for sample in samples]
     return Batch(
         ids=np.concatenate([sample.ids for sample in samples]),
@@ -140,13 +144,39 @@ def collate_samples(
     )
 
 
+def _check_sample(sample: TrainingSample, trajectory_id: str, reward: float) -> None:
+    columns = (sample.mask, sample.logprobs, sample.versions, sample.turn_index)
+    if any(len(column) != len(sample.ids) for column in columns):
+        raise ValueError(f"trajectory {trajectory_id}: a sample's columns differ in length")
+    if sample.mask[:1].any():
+        raise ValueError(f"trajectory {trajectory_id}: a sample's first token is sampled, but nothing predicts it")
+    if not math.isfinite(reward):
+        raise ValueError(f"trajectory {trajectory_id}: its reward is {reward}")
+    if not np.isfinite(sample.logprobs[sample.mask != 0]).all():
+        raise ValueError(f"trajectory {trajectory_id}: a sampled token has no finite logprob")
+
+
+def _empty_sample() -> TrainingSample:
+    """Stands for a trajectory that ended before its first turn: it counts in its group's baseline."""
+    return TrainingSample(
+        ids=np.zeros(0, np.int32),
+        mask=np.zeros(0, np.int8),
+        logprobs=np.zeros(0, np.float32),
+        versions=np.zeros(0, np.int32),
+        turn_index=np.zeros(0, np.int32),
+    )
+
+
 def collate(groups: Sequence[TrajectoryGroup]) -> Batch:
-    """Collate every valid trajectory of the groups; failed and aborted ones are left out, their siblings stay."""
+    """Collate every valid trajectory of the groups; failed and aborted ones are left out, their siblings stay.
+
+    A valid trajectory without a turn gives a sample of no tokens, so that baselines see its reward.
+    """
     rows = [
         (sample, group.id, trajectory)
         for group in groups
         for trajectory in group.valid
-        for sample in trajectory.samples()
+        for sample in trajectory.samples() or [_empty_sample()]
     ]
     if not rows:
         raise NoTrainableTokensError(f"none of the {len(groups)} groups has a valid trajectory: nothing to train on")

@@ -1,0 +1,230 @@
+"""The typed configuration: one dataclass per group, composed by `train.yaml` and `evaluate.yaml`.
+
+Each field is documented once, here; `--help` prints these comments' sense through the YAML files. The dataclasses
+are registered in Hydra's ConfigStore by `compose.py` and turned into objects once; nothing below the composition
+root sees OmegaConf.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, Optional
+
+from omegaconf import MISSING
+
+# OmegaConf reads annotations at run time and wants `Optional[...]` spelled out where a field may be null.
+# ruff: noqa: UP045
+
+
+@dataclass
+class EnvConfig:
+    """Base of every environment's configuration; the other fields come from the class's own `__init__`."""
+
+    id: str = MISSING  # a registered id, or `file.py:Class` / `package.module:Class`
+
+
+@dataclass
+class ModelConfig:
+    """Which model."""
+
+    name: str = MISSING  # shown in tables
+    source: str = MISSING  # "starter", "smollm2", a folder, a run folder, or a Hugging Face id
+    dtype: str = "float32"  # float32 or bfloat16
+
+
+@dataclass
+class EngineConfig:
+    """Base of the engines' configurations."""
+
+    name: str = MISSING  # registered engine
+    request_deadline_s: float = 300.0  # one generation, from arrival
+
+
+@dataclass
+class LocalEngineConfig(EngineConfig):
+    """In-process PyTorch decoding."""
+
+    name: str = "local"
+    slots: Optional[int] = None  # sequences decoded together; null: what the run needs, at most 128
+    deterministic: bool = True  # fixed shapes: a request's tokens do not depend on its neighbours
+    prefill_rows: int = 32  # prompts prefilled together
+    prefill_chunk: int = 32  # prompt tokens per row and prefill pass
+    threads: Optional[int] = None  # PyTorch threads; null: `cluster.threads`
+
+
+@dataclass
+class SandboxConfig:
+    """Where tools run. Limits are per sandbox."""
+
+    name: str = "auto"  # auto or a registered sandbox
+    memory_mb: int = 512
+    processes: int = 32
+    file_mb: int = 16  # largest file
+    tmp_mb: int = 64  # the writable folder, in all
+    cpu_s: int = 60  # of one interpreter, in all
+    output_kb: int = 64  # shown per stream
+    open_files: int = 128
+    preload: list[str] = field(default_factory=list)  # libraries imported ahead, e.g. [numpy,sympy]
+
+
+@dataclass
+class TrainerConfig:
+    """Base of the trainers' configurations."""
+
+    name: str = MISSING  # registered trainer
+    minibatches: int = 2  # optimiser updates per step, over disjoint parts of the batch
+    epochs: int = 1  # passes over the batch per step
+
+
+@dataclass
+class LocalTrainerConfig(TrainerConfig):
+    """In-process PyTorch training."""
+
+    name: str = "local"
+    optimizer: str = "adamw"  # adamw, or muon_adamw (Muon on hidden matrices)
+    lr: float = 3e-4
+    betas: list[float] = field(default_factory=lambda: [0.9, 0.95])
+    eps: float = 1e-8
+    weight_decay: float = 0.0
+    schedule: str = "constant"  # constant or linear (to 0 over all updates)
+    warmup_steps: int = 0  # optimiser updates
+    max_grad_norm: float = 1.0
+    dtype: str = "float32"  # float32 or bfloat16
+    token_budget: int = 8192  # tokens per micro-batch
+    packing: str = "packed"  # packed, or padded (for comparison)
+    threads: Optional[int] = None  # PyTorch threads; null: `cluster.threads`
+
+
+@dataclass
+class AlgorithmConfig:
+    """Base of the algorithms' configurations."""
+
+    name: str = MISSING  # registered algorithm
+
+
+@dataclass
+class GRPOConfig(AlgorithmConfig):
+    """Group relative policy optimisation."""
+
+    name: str = "grpo"
+    clip_low: float = 0.2
+    clip_high: float = 0.28
+    aggregation: str = "token"  # token or sequence
+    normalize: str = "std"  # std or none
+    kl_coefficient: float = 0.0  # 0: no reference model is loaded
+    kl_estimator: str = "k3"  # k1, k2 or k3
+    zero_variance: str = "skip"  # skip or keep groups whose rewards are all equal
+
+
+@dataclass
+class RolloutConfig:
+    """How episodes are played for training."""
+
+    groups_per_step: int = 16  # tasks drawn per training step
+    group_size: int = 8  # episodes per task
+    max_staleness: int = 0  # 0 synchronous, 1 one step off, k asynchronous
+    concurrency: Optional[int] = None  # episodes in play at once; null: groups_per_step × group_size
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0
+    max_new_tokens: int = 64  # per turn
+    max_tokens: int = 320  # per trajectory: prompt and all turns
+    episode_deadline_s: float = 120.0  # then the episode is lost
+    retries: int = 1  # times a lost episode is played again
+    max_failure_rate: float = 0.25  # of the last episodes; above it the run stops
+
+
+@dataclass
+class EvalConfig:
+    """How a policy is scored on held-out tasks."""
+
+    split: str = "validation"  # for the curve during training, and for keeping the best checkpoint
+    every: int = 5  # training steps
+    tasks: int = 128  # at most
+    samples: int = 1  # per task
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0
+    final_split: str = "test"  # for the accuracy before and after training
+    final_tasks: int = 256
+    max_failure_rate: float = 0.1  # above it the evaluation fails
+
+
+@dataclass
+class ClusterConfig:
+    """Where the parts run."""
+
+    name: str = "local"
+    threads: Optional[int] = None  # PyTorch threads of each part; null: the cores of this machine
+
+
+@dataclass
+class LoggingConfig:
+    """What is written down."""
+
+    tensorboard: bool = True
+    wandb: bool = False
+    trackio: bool = False
+    project: str = "miles_agents"  # for W&B and trackio
+    trajectories_every: int = 10  # training steps; 0: none
+    checkpoint_every: int = 20  # training steps
+    keep_last: int = 2  # newest checkpoints kept
+    keep_best: int = 1  # best checkpoints kept, by held-out accuracy
+    progress: str = "auto"  # auto, live, plain or off
+
+
+@dataclass
+class TrainConfig:
+    """`python -m miles_agents.train`."""
+
+    env: EnvConfig = MISSING
+    model: ModelConfig = MISSING
+    engine: EngineConfig = MISSING
+    sandbox: SandboxConfig = MISSING
+    trainer: TrainerConfig = MISSING
+    algorithm: AlgorithmConfig = MISSING
+    rollout: RolloutConfig = MISSING
+    eval: EvalConfig = MISSING
+    cluster: ClusterConfig = MISSING
+    logging: LoggingConfig = MISSING
+    seed: int = 0
+    steps: int = 60  # training steps
+    run_dir: Optional[str] = None  # null: outputs/<environment>-<time>
+    resume: bool = False  # go on with run_dir (null: the newest run) from its newest complete checkpoint
+    dry_run: bool = False  # print the plan and stop
+
+
+@dataclass
+class EvaluateConfig:
+    """`python -m miles_agents.evaluate`."""
+
+    env: EnvConfig = MISSING
+    model: ModelConfig = MISSING
+    engine: EngineConfig = MISSING
+    sandbox: SandboxConfig = MISSING
+    rollout: RolloutConfig = MISSING
+    cluster: ClusterConfig = MISSING
+    split: str = "test"
+    samples: int = 1  # per task
+    tasks: int = 256  # at most
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0
+    max_failure_rate: float = 0.1  # above it the exit code is 1
+    refuse_tools: bool = False  # answer every tool call with a refusal: what the model can do without tools
+    seed: int = 0
+    run_dir: Optional[str] = None  # null: outputs/eval-<environment>-<time>
+    dry_run: bool = False
+
+
+GROUPS: dict[str, tuple[type[Any], ...]] = {
+    "model": (ModelConfig,),
+    "engine": (LocalEngineConfig,),
+    "sandbox": (SandboxConfig,),
+    "trainer": (LocalTrainerConfig,),
+    "algorithm": (GRPOConfig,),
+    "rollout": (RolloutConfig,),
+    "eval": (EvalConfig,),
+    "cluster": (ClusterConfig,),
+    "logging": (LoggingConfig,),
+}

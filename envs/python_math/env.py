@@ -1,0 +1,206 @@
+"""`python_math-v0`: a word problem, a Python tool, the answer in a box."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Generator, Iterable
+from typing import Any
+
+from miles_agents.answers import extract_boxed, numbers_equal
+from miles_agents.contracts import Observation, Tool, ToolContext, ToolEnv, ToolOutput
+from miles_agents.envs.data_files import DataColumns, load_split
+from miles_agents.envs.python_math.problems import LEVELS, generate_problems
+from miles_agents.errors import ConfigError, did_you_mean
+from miles_agents.registry import environments
+from miles_agents.tools.python import PythonTool
+from miles_agents.types import Episode, Message, Reply, Role, Task, ToolCall
+
+INSTRUCTION = (
+    "Solve the problem. Compute with the python tool; print what you want to see. "
+    "Give the final answer as a number in \\boxed{}."
+)
+BUSY = "Error: busy, try again"
+
+_SIZES = {"train": 8192, "validation": 256, "test": 512}  # of the generated splits
+_PROBLEM_SEED = 0  # the tasks of a split are always the same
+_KILL_GRACE_S = 5.0  # for the sandbox to stop what its own time limit did not
+
+
+@environments.register("python_math-v0")
+class PythonMath(ToolEnv):
+    r"""Arithmetic word problems of three levels, or the problems of a data file.
+
+    The answer is the number in the last `\boxed{}` of the final reply, compared exactly. Rewards: `answer`, 1 if it
+    equals the gold one; `format`, 1 if the reply has a closed, filled box. The episode's reward is their weighted sum.
+
+    Args:
+        level: 1, one step; 2, two steps; 3, two steps with a tool that sometimes answers "busy, try again". Only for
+            generated problems.
+        data: a data file, a folder of them or a pattern with `{split}` (see `envs/data_files.py`); None generates the
+            problems.
+        question_column: the column of the question, or a list of columns joined by a space. A dot goes into nested
+            columns. Messages (`[{"role": …, "content": …}]`) become the prompt as they are.
+        answer_column: the column of the answer: a number, or text that ends in `#### number`.
+        system_prompt: None gives problems from files a short instruction and generated ones nothing (what a general
+            model needs, and what the starter model was taught); "" gives none; any other text is used as it is.
+        max_turns: replies of the policy in one episode, the answer included.
+        busy_probability: at level 3, how likely a call is answered "busy"; the call after a busy one is not.
+        train_size: tasks of the train split; None is 8192, or all rows of `data`. A smaller number takes the first.
+        validation_size: tasks of the validation split; None is 256, or all rows of `data`.
+        test_size: tasks of the test split; None is 512, or all rows of `data`.
+        tool_timeout_s: seconds one tool call may take.
+        max_output_chars: characters of one tool answer that the policy is shown.
+        answer_weight: weight of the reward `answer`.
+        format_weight: weight of the reward `format`; 0 records it without training on it, because a wrong answer in a
+            box is not worth more than an honest one without.
+
+    Raises:
+        ConfigError: a value out of its range, or a `question_column` that is no name or list of names.
+    """
+
+    def __init__(
+        self,
+        *,
+        level: int = 1,
+        data: str | None = None,
+        question_column: Any = "question",  # str or list[str]: a union that configuration schemas cannot express
+        answer_column: str = "answer",
+        system_prompt: str | None = None,
+        max_turns: int = 4,
+        busy_probability: float = 0.3,
+        train_size: int | None = None,
+        validation_size: int | None = None,
+        test_size: int | None = None,
+        tool_timeout_s: float = 5.0,
+        max_output_chars: int = 2000,
+        answer_weight: float = 1.0,
+        format_weight: float = 0.0,
+    ) -> None:
+        self.level = level
+        self.data = data
+        self.columns = DataColumns(question=_column_names(question_column), answer=answer_column)
+        self.system_prompt = system_prompt
+        self.max_turns = max_turns
+        self.busy_probability = busy_probability
+        self.max_output_chars = max_output_chars
+        self.tool_timeout_s = tool_timeout_s + _KILL_GRACE_S
+        self.reward_weights = {"answer": answer_weight, "format": format_weight}
+        self._sizes = {"train": train_size, "validation": validation_size, "test": test_size}
+        self._check_ranges(tool_timeout_s)
+        weights = self.reward_weights.values()
+        self.reward_range = (sum(min(weight, 0.0) for weight in weights), sum(max(weight, 0.0) for weight in weights))
+        self._python = PythonTool(timeout_s=tool_timeout_s)
+        self._tasks: dict[str, tuple[Task, ...]] = {}
+        self._was_busy = False
+
+    def all_tools(self) -> tuple[Tool, ...]:
+        """The Python interpreter."""
+        return (self._python,)
+
+    def tasks(self, split: str) -> tuple[Task, ...]:
+        """The tasks of a split, always the same and in the same order.
+
+        Raises:
+            ConfigError: no such split.
+            DataError: a missing or broken data file.
+        """
+        if split not in self.splits:
+            raise ConfigError(f"unknown split {split!r}. {did_you_mean(split, self.splits)}")
+        if split not in self._tasks:
+            self._tasks[split] = tuple(self._generated(split) if self.data is None else self._loaded(self.data, split))
+        return self._tasks[split]
+
+    async def begin(self, task: Task) -> None:
+        """Forget the last episode's busy answer."""
+        self._was_busy = False
+
+    async def call_tool(self, tool: Tool, call: ToolCall, context: ToolContext) -> ToolOutput:
+        """Run the call, or answer "busy"."""
+        if self._is_busy():
+            return ToolOutput(BUSY, ok=False, info={"status": "busy"})
+        return await super().call_tool(tool, call, context)
+
+    async def reward(self, episode: Episode) -> dict[str, float]:
+        """`answer` and `format` of the final reply."""
+        answer = extract_boxed(episode.final.content)
+        correct = answer is not None and numbers_equal(answer, episode.task.answer)
+        return {"answer": float(correct), "format": float(bool(answer))}
+
+    def oracle(self, task: Task) -> Generator[Reply, Observation, None]:
+        """Replies that score full: compute, try again when the tool is busy, answer."""
+        expression = task.metadata.get("expression")
+        if expression is not None:
+            for _ in range(self.max_turns - 1):
+                observation = yield _python_call(f"print({expression})")
+                if observation[0].text != BUSY:
+                    break
+        yield Reply.of(f"\\boxed{{{task.answer}}}")
+
+    def _is_busy(self) -> bool:
+        if self.data is not None or self.level < 3 or self._was_busy:
+            self._was_busy = False
+        else:
+            self._was_busy = bool(self.np_random.random() < self.busy_probability)
+        return self._was_busy
+
+    def _generated(self, split: str) -> Iterable[Task]:
+        size = self._sizes[split]
+        problems = generate_problems(self.level, split, _SIZES[split] if size is None else size, _PROBLEM_SEED)
+        for number, problem in enumerate(problems):
+            yield Task(
+                id=f"level{self.level}/{split}/{number}",
+                prompt=(*self._system(""), Message.user(problem.question)),
+                answer=str(problem.answer),
+                metadata={"level": self.level, "kind": problem.kind, "expression": problem.expression},
+                split=split,
+            )
+
+    def _loaded(self, data: str, split: str) -> Iterable[Task]:
+        for problem in load_split(data, split, self.columns)[: self._sizes[split]]:
+            own_system = problem.prompt[0].role is Role.SYSTEM
+            yield Task(
+                id=f"{split}/{problem.id}",
+                prompt=problem.prompt if own_system else (*self._system(INSTRUCTION), *problem.prompt),
+                answer=problem.answer,
+                metadata={"kind": "data", "source": problem.id},
+                split=split,
+            )
+
+    def _system(self, default: str) -> tuple[Message, ...]:
+        text = default if self.system_prompt is None else self.system_prompt
+        return (Message.system(text),) if text else ()
+
+    def _check_ranges(self, tool_timeout_s: float) -> None:
+        sizes = [
+            (f"{split}_size", size, size is None or size >= 1, "at least 1") for split, size in self._sizes.items()
+        ]
+        weights = [
+            (f"{name}_weight", weight, math.isfinite(weight), "a finite number")
+            for name, weight in self.reward_weights.items()
+        ]
+        checks = [
+            ("level", self.level, self.level in LEVELS, "1, 2 or 3"),
+            ("max_turns", self.max_turns, self.max_turns >= 1, "at least 1"),
+            ("busy_probability", self.busy_probability, 0 <= self.busy_probability <= 1, "between 0 and 1"),
+            ("tool_timeout_s", tool_timeout_s, 0 < tool_timeout_s < math.inf, "above 0"),
+            ("max_output_chars", self.max_output_chars, self.max_output_chars >= 100, "at least 100"),
+            *sizes,
+            *weights,
+        ]
+        wrong = [f"env.{name}={value}: it must be {allowed}" for name, value, fine, allowed in checks if not fine]
+        if wrong:
+            raise ConfigError("; ".join(wrong))
+
+
+def _column_names(given: Any) -> tuple[str, ...]:
+    names = (given,) if isinstance(given, str) else tuple(given) if isinstance(given, (list, tuple)) else ()
+    if not names or not all(isinstance(name, str) and name for name in names):
+        raise ConfigError(f"env.question_column is {given!r}; give a name, or a list of names: [Body,Question]")
+    return names
+
+
+def _python_call(code: str) -> Reply:
+    raw = json.dumps({"name": "python", "arguments": {"code": code}})
+    call = ToolCall(id="call_0", name="python", arguments={"code": code}, raw=raw)
+    return Reply(text=f"<tool_call>\n{raw}\n</tool_call>", calls=(call,))

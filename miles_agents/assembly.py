@@ -1,0 +1,277 @@
+"""The composition root: configuration → objects. The only module that names concrete classes together.
+
+Classes are found through the registry, so that adding one means registering it and a YAML file, nothing here.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any
+
+from miles_agents import registry
+from miles_agents.chat import ChatFormat
+from miles_agents.configs import schema
+from miles_agents.contracts import (
+    Algorithm,
+    Env,
+    EnvResources,
+    RolloutEngine,
+    SandboxLimits,
+    SandboxProvider,
+    Trainer,
+    WeightSync,
+)
+from miles_agents.errors import ConfigError, SandboxUnavailableError
+from miles_agents.planning import BatchPlan, ModelShape
+from miles_agents.rollout.environments import EnvironmentPool
+from miles_agents.rollout.player import EpisodePlayer, Sampling
+
+_MAX_SLOTS = 128
+_SANDBOX_ORDER = ("namespace",)  # what sandbox=auto tries, in this order
+
+
+def make_env_factory(config: schema.EnvConfig, env_class: type[Env]) -> Callable[[], Env]:
+    """A function that makes environments from their configuration.
+
+    Keys that are no arguments of `__init__` (the class's `configurable` attributes) are set afterwards.
+    """
+    values = {each.name: getattr(config, each.name) for each in fields(config) if each.name != "id"}
+    taken = registry.init_arguments(env_class)
+    arguments = {name: value for name, value in values.items() if name in taken}
+    attributes = {name: value for name, value in values.items() if name not in taken}
+
+    def make() -> Env:
+        env = env_class(**arguments)
+        for name, value in attributes.items():
+            setattr(env, name, value)
+        return env
+
+    return make
+
+
+async def open_sandboxes(config: schema.SandboxConfig) -> SandboxProvider:
+    """Start the sandbox launcher that the configuration names, or the first that works for `auto`.
+
+    Raises:
+        SandboxUnavailableError: this machine cannot give the isolation; never a quiet fallback.
+    """
+    limits = SandboxLimits(
+        **{each.name: getattr(config, each.name) for each in fields(SandboxLimits) if hasattr(config, each.name)}
+    )
+    names = _SANDBOX_ORDER if config.name == "auto" else (config.name,)
+    refusals: list[str] = []
+    for name in names:
+        provider: SandboxProvider = registry.sandboxes.get(name)(limits=limits, preload=tuple(config.preload))
+        try:
+            await provider.start()
+        except SandboxUnavailableError as error:
+            await provider.close()
+            refusals.append(str(error))
+        else:
+            return provider
+    raise SandboxUnavailableError("\n".join(refusals))
+
+
+def needs_sandbox(environments: EnvironmentPool) -> bool:
+    """True if a tool of the environment runs in a sandbox."""
+    return any(tool.needs_sandbox for tool in environments.tools())
+
+
+def make_environments(
+    config: schema.EnvConfig, env_class: type[Env], sandboxes: SandboxProvider | None
+) -> EnvironmentPool:
+    """The pool that lends environments to episodes."""
+    return EnvironmentPool(make_env_factory(config, env_class), EnvResources(sandboxes=sandboxes))
+
+
+def resolve_model(config: schema.ModelConfig, *, on_progress: Callable[[str], None]) -> Path:
+    """The local Hugging Face folder of the model: made, converted or fetched if need be.
+
+    Args:
+        config: `source` is "starter", "smollm2", a folder, a run folder, a checkpoint, or a hub id.
+        on_progress: is told what is going on when it takes long.
+
+    Raises:
+        UsageError: no such model.
+    """
+    if config.source == "starter":
+        from miles_agents.starter.build import ensure_starter
+
+        return ensure_starter(on_progress=on_progress)
+    if config.source == "smollm2":
+        from miles_agents.models.smollm2 import smollm2_folder
+
+        return smollm2_folder()
+    path = Path(config.source).expanduser()
+    if path.exists():
+        from miles_agents.runs.checkpoints import resolve_model_folder
+
+        return resolve_model_folder(path)
+    from miles_agents.models.hub import fetch_model
+
+    return fetch_model(config.source)
+
+
+def plan_batch(config: schema.TrainConfig) -> BatchPlan:
+    """The arithmetic of one training step."""
+    trainer = config.trainer
+    return BatchPlan(
+        groups_per_step=config.rollout.groups_per_step,
+        group_size=config.rollout.group_size,
+        minibatches=trainer.minibatches,
+        epochs=trainer.epochs,
+        max_new_tokens=config.rollout.max_new_tokens,
+        max_tokens=config.rollout.max_tokens,
+        token_budget=getattr(trainer, "token_budget", config.rollout.max_tokens),
+        max_staleness=config.rollout.max_staleness,
+    )
+
+
+def concurrency_of(config: schema.TrainConfig) -> int:
+    """Episodes in play at once."""
+    return config.rollout.concurrency or config.rollout.groups_per_step * config.rollout.group_size
+
+
+def slots_of(config: schema.EngineConfig, concurrency: int) -> int:
+    """Sequences the local engine decodes together."""
+    return getattr(config, "slots", None) or min(_MAX_SLOTS, concurrency)
+
+
+def threads_of(config: Any, cluster: schema.ClusterConfig) -> int:
+    """PyTorch threads of a part."""
+    return int(getattr(config, "threads", None) or cluster.threads or os.cpu_count() or 1)
+
+
+def make_algorithm(config: schema.AlgorithmConfig) -> Algorithm:
+    """The algorithm, from its own keys."""
+    algorithm: Algorithm = registry.algorithms.get(config.name)(**_arguments(config, drop=("name",)))
+    return algorithm
+
+
+def make_trainer(config: schema.TrainConfig, model: Path, algorithm: Algorithm) -> Trainer:
+    """The trainer of `config.trainer`."""
+    settings = config.trainer
+    if not isinstance(settings, schema.LocalTrainerConfig):
+        raise ConfigError(f"no trainer can be built from {type(settings).__name__}")
+    from miles_agents.trainers.local.settings import OptimizerSettings  # loads torch
+
+    betas = settings.betas
+    if len(betas) != 2:
+        raise ConfigError(f"trainer.betas={betas}: give two numbers, trainer.betas=[0.9,0.95]")
+    trainer: Trainer = registry.trainers.get(settings.name)(
+        model=model,
+        algorithm=algorithm,
+        optimizer=OptimizerSettings(
+            name=settings.optimizer,
+            lr=settings.lr,
+            betas=(betas[0], betas[1]),
+            eps=settings.eps,
+            weight_decay=settings.weight_decay,
+            warmup_steps=settings.warmup_steps,
+            schedule=settings.schedule,
+            total_steps=config.steps * settings.minibatches * settings.epochs,
+        ),
+        max_grad_norm=settings.max_grad_norm,
+        dtype=settings.dtype,
+        token_budget=settings.token_budget,
+        temperature=config.rollout.temperature,
+        packing=settings.packing,
+        threads=threads_of(settings, config.cluster),
+    )
+    return trainer
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EnginePlan:
+    """What an engine is sized for."""
+
+    max_tokens: int  # per sequence
+    concurrency: int
+    threads: int
+    dtype: str
+
+
+def make_engine(config: schema.EngineConfig, plan: EnginePlan) -> RolloutEngine:
+    """The engine of `config`; it has no weights before the first push."""
+    if not isinstance(config, schema.LocalEngineConfig):
+        raise ConfigError(f"no engine can be built from {type(config).__name__}")
+    engine: RolloutEngine = registry.engines.get(config.name)(
+        context_length=plan.max_tokens,
+        slots=slots_of(config, plan.concurrency),
+        deterministic=config.deterministic,
+        prefill_rows=config.prefill_rows,
+        prefill_chunk=config.prefill_chunk,
+        dtype=plan.dtype,
+        threads=plan.threads,
+    )
+    return engine
+
+
+def make_weight_sync(config: schema.TrainConfig) -> WeightSync:
+    """The route from trainer to engine: shared weights when they run in turns, a copy when they overlap."""
+    sync: WeightSync = registry.weight_syncs.get("memory")(share=config.rollout.max_staleness == 0)
+    return sync
+
+
+def make_player(
+    engine: RolloutEngine, chat: ChatFormat, rollout: schema.RolloutConfig, sampling: Any, request_deadline_s: float
+) -> EpisodePlayer:
+    """A player whose sampling keys come from `sampling` (the rollout's or the evaluation's configuration)."""
+    return EpisodePlayer(
+        engine=engine,
+        chat=chat,
+        sampling=Sampling(
+            max_new_tokens=rollout.max_new_tokens,
+            max_tokens=rollout.max_tokens,
+            temperature=sampling.temperature,
+            top_p=sampling.top_p,
+            top_k=sampling.top_k,
+        ),
+        deadline_s=rollout.episode_deadline_s,
+        request_deadline_s=request_deadline_s,
+    )
+
+
+def check_prompts(chat: ChatFormat, environments: EnvironmentPool, tasks: Sequence[Any], max_tokens: int) -> None:
+    """Refuse a token budget that the prompts themselves do not fit into.
+
+    Raises:
+        ConfigError: how many prompts are too long, and what to type.
+    """
+    schemas = [tool.schema() for tool in environments.tools()]
+    lengths = [len(chat.first_prompt(task.prompt, schemas)) for task in tasks]
+    too_long = [length for length in lengths if length >= max_tokens]
+    if too_long:
+        raise ConfigError(
+            f"{len(too_long)} of {len(lengths)} prompts have {min(too_long)} to {max(too_long)} tokens and leave no "
+            f"room in rollout.max_tokens={max_tokens}; give rollout.max_tokens={max(too_long) + 64} or more"
+        )
+
+
+def model_shape(folder: Path) -> ModelShape:
+    """The sizes of the model in a folder."""
+    return ModelShape.from_folder(folder)
+
+
+def check_sampling_for_training(rollout: schema.RolloutConfig) -> None:
+    """Refuse to train on logprobs that the trainer cannot reproduce.
+
+    Raises:
+        ConfigError: top-p or top-k sampling for training: the engine's logprobs are those of the truncated
+            distribution, the trainer's those of the whole one. Greedy sampling: siblings would be equal.
+    """
+    if rollout.top_p != 1.0 or rollout.top_k != 0:
+        raise ConfigError(
+            f"rollout.top_p={rollout.top_p:g} and rollout.top_k={rollout.top_k}: sampling for training must keep the "
+            "whole distribution (rollout.top_p=1 rollout.top_k=0), or the ratios of the loss are wrong; eval.top_p and "
+            "eval.top_k are free"
+        )
+    if rollout.temperature <= 0:
+        raise ConfigError("rollout.temperature=0 is greedy: siblings would be equal; give e.g. rollout.temperature=1")
+
+
+def _arguments(config: Any, *, drop: Sequence[str]) -> dict[str, Any]:
+    return {each.name: getattr(config, each.name) for each in fields(config) if each.name not in drop}

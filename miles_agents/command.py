@@ -1,0 +1,221 @@
+"""What the command lines share: reading words, `--help`, `--cfg job`, and errors as one message with exit code 2.
+
+Nothing here loads torch: `--help` and `--cfg job` answer at once.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, fields, is_dataclass
+from pathlib import Path
+from typing import Any, cast
+
+from omegaconf import DictConfig, OmegaConf
+
+from miles_agents import registry
+from miles_agents.configs import schema
+from miles_agents.configs.compose import (
+    Override,
+    compose_config,
+    config_names,
+    env_id_of,
+    env_schema,
+    field_comments,
+    parse_overrides,
+    to_object,
+)
+from miles_agents.contracts import Env
+from miles_agents.errors import ConfigError, MilesError, UnknownNameError, UsageError, did_you_mean
+
+EXIT_OK, EXIT_FAILED, EXIT_USAGE, EXIT_INTERRUPTED = 0, 1, 2, 130
+
+
+@dataclass(frozen=True, slots=True)
+class Invocation:
+    """A command line, composed and checked.
+
+    `config` is the typed object, `yaml` the same as text, `overrides` the words it came from.
+    """
+
+    config: Any
+    yaml: str
+    overrides: tuple[str, ...]
+
+
+def run_command(
+    name: str,
+    summary: str,
+    body: Callable[[Invocation], int],
+    *,
+    words: Sequence[str] | None = None,
+    saved_overrides: Callable[[Sequence[Override]], Sequence[str]] | None = None,
+) -> int:
+    """Run one command line and return its exit code.
+
+    Args:
+        name: `"train"` or `"evaluate"`: the command and its config file.
+        summary: the first line of `--help`.
+        body: the work; may raise.
+        words: the command line's words; `sys.argv[1:]` by default.
+        saved_overrides: gives the words a resumed run was started with; new words win over them.
+    """
+    words = sys.argv[1:] if words is None else words
+    try:
+        flags, rest, config_dir = _split_flags(words)
+        if "--help" in flags:
+            sys.stdout.write(_help_text(name, summary, config_dir))
+            return EXIT_OK
+        overrides = parse_overrides(rest)
+        if saved_overrides is not None:
+            overrides = _merge_saved(parse_overrides(saved_overrides(overrides)), overrides)
+        composed = compose_command(name, overrides, config_dir)
+        yaml = OmegaConf.to_yaml(composed)
+        if "--cfg" in flags:
+            sys.stdout.write(yaml)
+            return EXIT_OK
+        invocation = Invocation(to_object(composed), yaml, tuple(f"{o.key}={o.value}" for o in overrides))
+        return body(invocation)
+    except UsageError as error:
+        sys.stderr.write(f"{type(error).__name__.removesuffix('Error')}: {error}\n")
+        return EXIT_USAGE
+    except MilesError as error:
+        sys.stderr.write(f"stopped: {error}\n")
+        return EXIT_FAILED
+    except KeyboardInterrupt:
+        sys.stderr.write("interrupted\n")
+        return EXIT_INTERRUPTED
+
+
+def finish(code: int) -> None:
+    """Leave the process with this code; SIGINT's default action is back for whatever is left to end."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+    sys.stdout.flush()
+    sys.stderr.flush()
+    sys.exit(code)
+
+
+def compose_command(name: str, overrides: Sequence[Override], config_dir: Path | None = None) -> DictConfig:
+    """Compose the configuration of `train` or `evaluate`; the environment's class is imported for its schema."""
+    given = next((override.value for override in overrides if override.key == "env"), "python_math")
+    is_config = given in config_names("env", config_dir)
+    env_id = env_id_of(given, config_dir) if is_config else given
+    env_class = load_env_class(env_id, config_dir)
+    return compose_config(
+        name,
+        overrides,
+        env_node=env_schema(env_class, env_id),
+        env_is_config=is_config,
+        config_dir=config_dir,
+    )
+
+
+def load_env_class(env_id: str, config_dir: Path | None = None) -> type[Env]:
+    """The class behind a registered id, `file.py:Class` or `package.module:Class`.
+
+    Raises:
+        UsageError: nothing of that name, or it is no `Env`.
+    """
+    if registry.is_object_spec(env_id):
+        if not env_id.partition(":")[0].endswith(".py") and os.getcwd() not in sys.path:  # noqa: PTH109
+            sys.path.insert(0, os.getcwd())  # noqa: PTH109 — `package.module:Class` beside the user's files
+        found = registry.load_object(env_id)
+    elif env_id.endswith(".py"):
+        raise ConfigError(f"env={env_id}: name the class too, env={env_id}:MyEnv")
+    else:
+        names = {*config_names("env", config_dir)}
+        if env_id not in registry.environments:
+            _refuse_unknown_env(env_id, names)
+        found = registry.environments.get(env_id)
+    if not (isinstance(found, type) and issubclass(found, Env)):
+        raise ConfigError(f"env={env_id} is {found!r}, not a subclass of miles_agents.Env")
+    return found
+
+
+def _refuse_unknown_env(env_id: str, names: set[str]) -> None:
+    bare = {known.rsplit("-v", 1)[0] for known in registry.environments.names()}
+    raise UnknownNameError(
+        f"unknown environment {env_id!r}. {did_you_mean(env_id, bare | names)} "
+        "A class of your own: env=./file.py:Class or env=package.module:Class"
+    )
+
+
+def _split_flags(words: Sequence[str]) -> tuple[set[str], list[str], Path | None]:
+    flags: set[str] = set()
+    rest: list[str] = []
+    config_dir: Path | None = None
+    queue = list(words)
+    while queue:
+        word = queue.pop(0)
+        if word in ("--help", "-h"):
+            flags.add("--help")
+        elif word in ("--cfg", "-c", "--cfg=job"):
+            if word != "--cfg=job" and (not queue or queue.pop(0) != "job"):
+                raise ConfigError("write --cfg job to print the composed configuration")
+            flags.add("--cfg")
+        elif word == "--config-dir" or word.startswith("--config-dir="):
+            value = word.partition("=")[2] or (queue.pop(0) if queue else "")
+            config_dir = Path(value).expanduser()
+            if not value or not config_dir.is_dir():
+                raise ConfigError(f"--config-dir {value or '?'}: no such folder")
+        elif word.startswith("-"):
+            raise ConfigError(f"unknown flag {word!r}. Flags: --help, --cfg job, --config-dir DIR; keys are key=value")
+        else:
+            rest.append(word)
+    return flags, rest, config_dir
+
+
+def _merge_saved(saved: Sequence[Override], given: Sequence[Override]) -> list[Override]:
+    replaced = {override.key for override in given}
+    return [*(override for override in saved if override.key not in replaced), *given]
+
+
+def _help_text(name: str, summary: str, config_dir: Path | None) -> str:
+    root = schema.TrainConfig if name == "train" else schema.EvaluateConfig
+    composed = to_object(compose_command(name, [], config_dir))
+    lines = [
+        f"{summary}",
+        "",
+        f"usage: python -m miles_agents.{name} [key=value …] [--cfg job] [--config-dir DIR] [--help]",
+        "",
+        "  --cfg job         print the composed configuration and stop",
+        "  --config-dir DIR  a folder of your own with YAML files by group (DIR/trainer/mine.yaml → trainer=mine)",
+        "",
+        "choices",
+    ]
+    for group in ("env", *(each for each in schema.GROUPS if hasattr(composed, each))):
+        names = config_names(group, config_dir)
+        more = {"env": " | a registered id | file.py:Class", "model": " | a folder | a run folder | a hub id"}
+        lines.append(f"  {group}=" + " | ".join(names) + more.get(group, ""))
+    lines += ["", "keys (with their defaults)"]
+    lines += _describe(composed, root, "")
+    return "\n".join(lines) + "\n"
+
+
+def _describe(value: Any, cls: type[Any], prefix: str) -> list[str]:
+    comments = {k: v for base in reversed(cls.__mro__) if is_dataclass(base) for k, v in _comments_of(base).items()}
+    scalars: list[str] = []
+    nested: list[str] = []
+    for each in fields(cast(Any, value)):
+        content = getattr(value, each.name)
+        if is_dataclass(content) and not isinstance(content, type):
+            nested += _describe(content, type(content), f"{prefix}{each.name}.")
+        else:
+            left = f"  {prefix}{each.name}={_shown(content)}"
+            scalars.append(f"{left:<44} {comments.get(each.name, '')}".rstrip())
+    return scalars + nested
+
+
+def _comments_of(cls: type[Any]) -> dict[str, str]:
+    try:
+        return field_comments(cls)
+    except (OSError, TypeError):  # a class made at run time (an environment's) has no source
+        return {}
+
+
+def _shown(value: Any) -> str:
+    if isinstance(value, bool):
+        return str(value).lower()
+    return "null" if value is None else str(value)

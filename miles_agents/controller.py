@@ -1,0 +1,333 @@
+"""The training loop.
+
+```
+    workers: draw ─► episodes ─► group ──► buffer (bounded staleness, draw order)
+                       ▲                      │ take
+                 engine.generate              ▼
+                       ▲                   collate ─► annotate ─► advantages ─► minibatches ─► trainer.step
+                       └──── weight sync: push(version) ◄──────────────────────────────────────────┘
+```
+
+The controller consumes groups from the buffer, waits for rollout workers and the trainer, and unblocks the workers
+by pushing a new policy version and releasing the groups. Between two steps the state is consistent: that is where
+it evaluates, writes checkpoints, and stops when asked to.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol, TypeVar
+
+import numpy as np
+
+from miles_agents.contracts import Algorithm, RolloutEngine, Trainer, TrajectoryBuffer, WeightSync
+from miles_agents.errors import MilesError
+from miles_agents.evaluation import Evaluation, play_all, summarize
+from miles_agents.rollout.environments import EnvironmentPool
+from miles_agents.rollout.ledger import FailureLedger
+from miles_agents.rollout.metrics import rollout_metrics
+from miles_agents.rollout.player import EpisodePlayer
+from miles_agents.rollout.workers import GroupWorkers, rollouts
+from miles_agents.runs.checkpoints import Checkpoint, CheckpointStore
+from miles_agents.runs.folder import RunFolder
+from miles_agents.runs.state import read_state, write_state
+from miles_agents.runs.trajectories import write_trajectories
+from miles_agents.types import Batch, Task, TrajectoryGroup, collate
+
+_log = logging.getLogger(__name__)
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoopSettings:
+    """How long and how often."""
+
+    steps: int
+    seed: int
+    groups_per_step: int
+    minibatches: int
+    epochs: int
+    concurrency: int
+    evaluate_every: int
+    evaluate_samples: int
+    checkpoint_every: int
+    trajectories_every: int  # 0: never
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Parts:
+    """Everything the loop drives; built by `assembly`."""
+
+    trainer: Trainer
+    algorithm: Algorithm
+    engine: RolloutEngine
+    sync: WeightSync
+    buffer: TrajectoryBuffer
+    workers: GroupWorkers
+    environments: EnvironmentPool
+    evaluator: EpisodePlayer
+    ledger: FailureLedger
+    run: RunFolder
+    checkpoints: CheckpointStore
+    held_out: Sequence[Task]
+    token_pieces: Callable[[Sequence[int]], list[str]]  # for people
+
+
+class Observer(Protocol):
+    """Who is told of each step: progress views, trackers."""
+
+    def step(self, step: int, metrics: Mapping[str, float]) -> None:
+        """Metrics after `step` training steps; step 0 holds the evaluation before training."""
+        ...
+
+
+@dataclass(slots=True, kw_only=True)
+class Counters:
+    """What a run has seen so far; saved in every checkpoint."""
+
+    step: int = 0  # training steps done
+    max_logprob_abs_diff: float = 0.0
+    max_staleness: int = 0
+    empty_steps: int = 0
+    wall_s: float = 0.0
+    accuracy: dict[str, float] = field(default_factory=dict)  # step → held-out accuracy
+    accuracy_before: float | None = None  # on the final split, before the first step
+    tool_rate_before: float | None = None
+
+
+class StoppedEarlyError(MilesError):
+    """The operator asked the run to stop; a checkpoint of the last finished step was written."""
+
+
+class TrainingLoop:
+    """One run's loop. `run` once.
+
+    Args:
+        parts: what it drives.
+        settings: how long and how often.
+        observers: told of each step.
+    """
+
+    def __init__(self, parts: Parts, settings: LoopSettings, observers: Sequence[Observer] = ()) -> None:
+        self._parts = parts
+        self._settings = settings
+        self.observers = observers
+        self.counters = Counters()
+        self.stop = asyncio.Event()
+        self._started = time.perf_counter()
+        self._saved_step = -1
+
+    async def resume(self, checkpoint: Checkpoint) -> None:
+        """Take the state of a checkpoint; before `run`."""
+        state = read_state(checkpoint.path)
+        await self._parts.trainer.load(checkpoint.path)
+        self._parts.buffer.load_state_dict(state["buffer"])
+        self._parts.ledger.load_state_dict(state["ledger"])
+        self.counters = Counters(**state["counters"])
+        self._parts.run.rewind(last_step=self.counters.step)
+        self._saved_step = self.counters.step
+
+    async def prepare(self) -> None:
+        """Connect trainer and engine and push the first weights: before anything is sampled."""
+        await self._parts.sync.connect(self._parts.trainer, self._parts.engine)
+        await self._parts.sync.push(self.counters.step)
+
+    async def run(self) -> None:
+        """Train until `settings.steps` steps are done; `prepare` first.
+
+        Raises:
+            StoppedEarlyError: `stop` was set; the last finished step is in a checkpoint.
+            FailureRateError: too many episodes were lost.
+        """
+        parts, settings = self._parts, self._settings
+        self._started = time.perf_counter() - self.counters.wall_s
+        try:
+            await self._evaluate_if_missing()
+            async with rollouts(parts.workers, parts.buffer):
+                while self.counters.step < settings.steps:
+                    await self._train_step(self.counters.step)
+        except BaseExceptionGroup as group:
+            error = _single(group)
+            if isinstance(error, StoppedEarlyError):
+                await self._checkpoint(self.counters.step)
+            raise error from None
+        await self._checkpoint(self.counters.step)
+
+    async def _evaluate_if_missing(self) -> None:
+        """Evaluate before the first step, and after a resume if the run was stopped before it could."""
+        step = self.counters.step
+        if (step == 0 or self._due(self._settings.evaluate_every)) and str(step) not in self.counters.accuracy:
+            self._log(step, await self._evaluate(step))
+
+    async def _train_step(self, step: int) -> None:
+        parts, clock = self._parts, _Clock()
+        groups = await self._unless_stopped(parts.buffer.take(self._settings.groups_per_step))
+        clock.lap("time/wait_for_rollouts")
+        for group in groups:
+            parts.ledger.count(group)
+        metrics = {**rollout_metrics(groups, trainer_version=step), **self._observe_staleness(groups, step)}
+        metrics |= await self._train(collate(groups), step, clock)
+        metrics |= {f"sync/{name}": value for name, value in (await parts.sync.push(step + 1)).items()}
+        clock.lap("time/push_weights")
+        await parts.buffer.release(groups, version=step + 1)
+        self.counters.step = step + 1
+        self._write_trajectories(groups)
+        try:
+            metrics |= await self._evaluate(step + 1) if self._due(self._settings.evaluate_every) else {}
+        finally:
+            clock.lap("time/evaluate")
+            self._log(step + 1, metrics | clock.summary(sampled_tokens=metrics["rollout/sampled_tokens"]))
+        if self._due(self._settings.checkpoint_every):
+            await self._checkpoint(step + 1)
+
+    async def _train(self, batch: Batch, step: int, clock: _Clock) -> dict[str, float]:
+        parts, settings = self._parts, self._settings
+        metrics = parts.algorithm.advantages(batch)
+        kept = parts.algorithm.keeps(batch)
+        metrics["train/kept_samples"] = float(len(kept) if kept is not None else 0)
+        if kept is None:
+            # Every group was dropped (all rewards equal): a counted no-op, never a NaN.
+            self.counters.empty_steps += 1
+            return metrics
+        await parts.trainer.annotate(kept)
+        rng = np.random.default_rng([settings.seed, step])
+        updates: list[dict[str, float]] = []
+        for _ in range(settings.epochs):
+            for minibatch in kept.minibatches(settings.minibatches, rng=rng):
+                updates.append(await parts.trainer.step(minibatch))
+        clock.lap("time/train")
+        return metrics | self._summarize_updates(updates)
+
+    def _summarize_updates(self, updates: Sequence[Mapping[str, float]]) -> dict[str, float]:
+        # Before its first update the trainer has the very weights that sampled (at staleness 0): there, and only
+        # there, its logprobs must equal the engine's.
+        first = updates[0]
+        diff = first["logprob_abs_diff_max"]
+        self.counters.max_logprob_abs_diff = max(self.counters.max_logprob_abs_diff, diff)
+        names = sorted({name for update in updates for name in update} - {"logprob_abs_diff_max"})
+        summed = {"trained_tokens", "packs", "empty_steps"}
+        metrics = {}
+        for name in names:
+            values = [update[name] for update in updates if name in update]
+            metrics[f"train/{name}"] = float(np.sum(values) if name in summed else np.mean(values))
+        metrics["train/train_rollout_logprob_abs_diff"] = diff
+        metrics["train/train_rollout_logprob_abs_diff_mean"] = first["logprob_abs_diff_mean"]
+        return metrics
+
+    def _observe_staleness(self, groups: Sequence[TrajectoryGroup], step: int) -> dict[str, float]:
+        oldest = [step - trajectory.min_version for group in groups for trajectory in group.valid]
+        self.counters.max_staleness = max(self.counters.max_staleness, *oldest)
+        return {"buffer/staleness_max": float(max(oldest)), "buffer/staleness_mean": float(np.mean(oldest))}
+
+    async def _evaluate(self, step: int) -> dict[str, float]:
+        evaluation = await self.evaluate(self._parts.held_out, samples=self._settings.evaluate_samples)
+        total = evaluation.total
+        if total.accuracy is None:
+            raise MilesError(f"no held-out episode could be scored; lost by cause: {evaluation.failures_by_cause}")
+        self.counters.accuracy[str(step)] = total.accuracy
+        return {
+            "eval/accuracy": total.accuracy,
+            "eval/accuracy_low": total.accuracy_low or 0.0,
+            "eval/accuracy_high": total.accuracy_high or 0.0,
+            "eval/reward": total.mean_reward or 0.0,
+            "eval/tool_call_rate": total.tool_call_rate,
+            "eval/tool_error_rate": total.tool_error_rate,
+            "eval/turns": total.turns,
+            "eval/failed": float(total.failed),
+        }
+
+    async def evaluate(
+        self, tasks: Sequence[Task], *, samples: int = 1, environments: EnvironmentPool | None = None
+    ) -> Evaluation:
+        """Play held-out tasks with the engine's weights; the seeds are the same each time."""
+        pool = environments or self._parts.environments
+        trajectories = await self._unless_stopped(
+            play_all(
+                self._parts.evaluator,
+                pool,
+                tasks,
+                samples=samples,
+                seed=self._settings.seed,
+                concurrency=self._settings.concurrency,
+            )
+        )
+        return summarize(self._parts.environments.env_class, trajectories)
+
+    async def _unless_stopped(self, work: Coroutine[Any, Any, T]) -> T:
+        """Wait for `work`, or leave it when the run is asked to stop."""
+        task, stop = asyncio.ensure_future(work), asyncio.ensure_future(self.stop.wait())
+        try:
+            await asyncio.wait({task, stop}, return_when=asyncio.FIRST_COMPLETED)
+            if task.done():
+                return task.result()
+        finally:
+            for each in (task, stop):
+                each.cancel()
+            await asyncio.gather(task, stop, return_exceptions=True)
+        raise StoppedEarlyError(f"stopped after step {self.counters.step}, as asked")
+
+    async def _checkpoint(self, step: int) -> None:
+        if step == self._saved_step:
+            return
+        parts = self._parts
+        self.counters.wall_s = time.perf_counter() - self._started
+        score = self.counters.accuracy.get(str(step))
+        state = {
+            "buffer": parts.buffer.state_dict(),
+            "ledger": parts.ledger.state_dict(),
+            "counters": {name: getattr(self.counters, name) for name in Counters.__dataclass_fields__},
+        }
+        async with parts.checkpoints.writing(step, score=score) as folder:
+            await parts.trainer.save(folder)
+            write_state(folder, state)
+        self._saved_step = step
+
+    def _due(self, every: int) -> bool:
+        step = self.counters.step
+        return every > 0 and (step % every == 0 or step == self._settings.steps)
+
+    def _write_trajectories(self, groups: Sequence[TrajectoryGroup]) -> None:
+        if self._settings.trajectories_every and self._due(self._settings.trajectories_every):
+            trajectories = [trajectory for group in groups for trajectory in group.trajectories]
+            file = self._parts.run.trajectories_file(self.counters.step)
+            write_trajectories(file, trajectories, decode=self._parts.token_pieces)
+
+    def _log(self, step: int, metrics: Mapping[str, float]) -> None:
+        self._parts.run.log_metrics(step, metrics)
+        for observer in self.observers:
+            observer.step(step, metrics)
+
+
+class _Clock:
+    """Lap times of one step."""
+
+    def __init__(self) -> None:
+        self._start = self._last = time.perf_counter()
+        self._laps: dict[str, float] = {}
+
+    def lap(self, name: str) -> None:
+        now = time.perf_counter()
+        self._laps[name] = self._laps.get(name, 0.0) + now - self._last
+        self._last = now
+
+    def summary(self, *, sampled_tokens: float) -> dict[str, float]:
+        step_s = self._last - self._start - self._laps.get("time/evaluate", 0.0)
+        rate = sampled_tokens / step_s
+        return {
+            **self._laps,
+            "time/step": step_s,
+            "throughput/sampled_tokens_per_s": rate,
+            "throughput/tokens_per_gpu_per_second": rate,  # one device; on a CPU the machine counts as one
+        }
+
+
+def _single(group: BaseExceptionGroup[BaseException]) -> BaseException:
+    """The one error behind nested exception groups; the group itself if there are several."""
+    error: BaseException = group
+    while isinstance(error, BaseExceptionGroup) and len(error.exceptions) == 1:
+        error = error.exceptions[0]
+    return error

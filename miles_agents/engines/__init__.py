@@ -1,0 +1,1 @@
+"""Inference engines, found by name through `miles_agents.registry.engines`."""

@@ -1,0 +1,222 @@
+"""The tensor shapes the engine runs, proved to give the same bits when a model is loaded.
+
+A matrix product's bits depend on its shape (how many rows, how many threads), not on the data in other rows. So a
+request has the same bits whatever its neighbours if every call has one fixed shape, or if all shapes in use agree bit
+for bit on this machine. `probe` measures which of the smaller, cheaper shapes agree with the largest; only those are
+used, in the worst case the largest alone.
+
+`check_against_plain_attention` compares the engine's logits with those of the model's own attention, which catches
+every architecture that needs more than causal softmax attention.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from miles_agents.engines.local.model import Call, SlotModel, slot_attention
+from miles_agents.errors import ConfigError
+
+Ints = NDArray[np.int64]
+
+logger = logging.getLogger(__name__)
+
+KEY_BLOCK = 32
+_MOST_KEY_LENGTHS = 16
+_MOST_WIDTHS = 6
+
+# Largest difference of logits between the two attention implementations, relative to the largest logit.
+_TOLERANCE = {torch.float32: 1e-4, torch.bfloat16: 5e-2, torch.float16: 1e-2}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Shapes:
+    """Which sizes calls may have; each tuple ascends and ends with the largest."""
+
+    decode_rows: tuple[int, ...]
+    prefill_rows: tuple[int, ...]
+    prefill_widths: tuple[int, ...]  # tokens per row of a prefill call
+    keys: tuple[int, ...]
+
+    @classmethod
+    def ladder(cls, *, slots: int, length: int, prefill_rows: int, prefill_chunk: int) -> Shapes:
+        """Every candidate, for a cache of `slots` rows and `length` tokens."""
+        step = KEY_BLOCK * -(-length // (KEY_BLOCK * _MOST_KEY_LENGTHS))
+        width_step = -(-prefill_chunk // (8 * _MOST_WIDTHS)) * 8
+        return cls(
+            decode_rows=_steps(slots, smallest=4),
+            prefill_rows=_steps(min(prefill_rows, slots), smallest=1),
+            prefill_widths=tuple(sorted({*range(width_step, prefill_chunk, width_step), prefill_chunk})),
+            keys=tuple(sorted({*range(step, length, step), length})),
+        )
+
+
+def _steps(largest: int, *, smallest: int) -> tuple[int, ...]:
+    """Powers of two and the numbers halfway between them, up to `largest`."""
+    steps, step = {largest}, smallest
+    while step < largest:
+        steps.update({step, min(step + step // 2, largest)})
+        step *= 2
+    return tuple(sorted(steps))
+
+
+def fit(ladder: tuple[int, ...], need: int) -> int:
+    """The smallest step of `ladder` that holds `need`."""
+    return next(step for step in ladder if step >= need)
+
+
+def check_against_plain_attention(model: SlotModel, shapes: Shapes) -> None:
+    """Prefill and decode a short prompt; the logits must be those of the model's own attention.
+
+    Raises:
+        ConfigError: they differ.
+    """
+    length = min(shapes.prefill_widths[0] + 1, shapes.keys[-1])
+    ids_L = np.random.default_rng(0).integers(0, model.vocab_size, length)
+    if length > 1:
+        model.forward(_full_call(ids_L[None, :-1], 0, np.arange(1), fit(shapes.keys, length)))
+    got = model.forward(_full_call(ids_L[None, -1:], length - 1, np.arange(1), fit(shapes.keys, length)))[0]
+    expected = model.plain_logits(ids_L)
+    difference = float((got - expected).abs().max() / expected.abs().max().clamp_min(1e-6))
+    model.cache.clear()
+    if not difference <= _TOLERANCE[model.module.dtype]:  # also refuses NaN
+        raise ConfigError(
+            f"{type(model.module).__name__} needs more than causal softmax attention: the local engine's logits differ "
+            f"from the model's own by {difference:.1e} (relative); use another engine"
+        )
+
+
+def probe(model: SlotModel, ladder: Shapes) -> Shapes:
+    """The shapes of `ladder` that have the bits of the largest ones; the cache is clear afterwards.
+
+    Raises:
+        ConfigError: even at one fixed shape a row's bits depend on its place in the batch.
+    """
+    work = _Probe(model, ladder)
+    try:
+        found = replace(
+            ladder,
+            decode_rows=work.decode_rows(),
+            prefill_rows=work.prefill_rows(),
+            prefill_widths=work.prefill_widths(),
+        )
+        found = replace(found, keys=work.keys(found))
+    finally:
+        model.cache.clear()
+    logger.debug("bit-equal shapes: %s", found)
+    return found
+
+
+def _full_call(ids_NL: Ints, start: int, rows_N: Ints, keys: int) -> Call:
+    n, width = ids_NL.shape
+    positions_NL = np.broadcast_to(np.arange(start, start + width), (n, width)).copy()
+    front = width == 1 and bool((rows_N == np.arange(n)).all())
+    return Call(ids_NL, positions_NL, np.ones((n, width), np.bool_), rows_N, keys, front)
+
+
+class _Probe:
+    """Runs random tokens over random cache contents and compares rows between shapes."""
+
+    def __init__(self, model: SlotModel, ladder: Shapes) -> None:
+        self.model, self.ladder = model, ladder
+        self.longest = ladder.keys[-1]
+        self.random = np.random.default_rng(1)
+        self.generator = torch.Generator(device=model.device).manual_seed(1)
+        with torch.inference_mode():
+            for cache in (*model.cache.keys_SKTD, *model.cache.values_SKTD):
+                cache.normal_(generator=self.generator)
+
+    def decode_rows(self) -> tuple[int, ...]:
+        """Row counts of decode calls with the logits of the largest."""
+        ladder = self.ladder.decode_rows
+        ids = self._ids(ladder[-1], 1)
+        start = min(20, self.longest - 1)
+
+        def run(rows_N: Ints) -> list[Tensor]:
+            return [self.model.forward(_full_call(ids[rows_N], start, rows_N, self.longest))]
+
+        reference = run(np.arange(ladder[-1]))
+        self._refuse_order_dependence(run, reference)
+        return self._agreeing(ladder, lambda rows: _same(run(np.arange(rows)), reference, rows))
+
+    def prefill_rows(self) -> tuple[int, ...]:
+        """Row counts of prefill calls that write the keys and values of the largest."""
+        ladder = self.ladder.prefill_rows
+        ids = self._ids(ladder[-1], self.ladder.prefill_widths[-1])
+        reference = self._written(ids, np.arange(ladder[-1]))
+        self._refuse_order_dependence(lambda rows_N: self._written(ids[rows_N], rows_N), reference)
+        return self._agreeing(ladder, lambda rows: _same(self._written(ids[:rows], np.arange(rows)), reference, rows))
+
+    def prefill_widths(self) -> tuple[int, ...]:
+        """Widths of prefill calls that write the keys and values of the largest."""
+        ladder, rows_N = self.ladder.prefill_widths, np.arange(self.ladder.prefill_rows[-1])
+        ids = self._ids(len(rows_N), ladder[-1])
+        reference = self._written(ids, rows_N)
+
+        def agrees(width: int) -> bool:
+            cut = [states[:, :, :width] for states in reference]
+            return _same(self._written(ids[:, :width], rows_N), cut, len(rows_N))
+
+        return self._agreeing(ladder, agrees)
+
+    def keys(self, shapes: Shapes) -> tuple[int, ...]:
+        """Key lengths at which attention has the bits of the longest, at every other size in `shapes`."""
+        sizes = [(rows, 1) for rows in shapes.decode_rows]
+        sizes += [(rows, width) for rows in shapes.prefill_rows for width in shapes.prefill_widths]
+        agreeing = set(self.ladder.keys)
+        with torch.inference_mode():
+            for rows, width in sizes:
+                query, mask = self._query(rows, width)
+                reference = self._attend(query, mask, self.longest)
+                agreeing = {
+                    keys for keys in agreeing if keys < width or torch.equal(self._attend(query, mask, keys), reference)
+                }
+        return tuple(sorted(agreeing))
+
+    def _ids(self, rows: int, width: int) -> Ints:
+        return self.random.integers(0, self.model.vocab_size, (rows, width))
+
+    def _agreeing(self, ladder: tuple[int, ...], agrees: Callable[[int], bool]) -> tuple[int, ...]:
+        return (*(step for step in ladder[:-1] if agrees(step)), ladder[-1])
+
+    def _refuse_order_dependence(self, run: Callable[[Ints], list[Tensor]], reference: list[Tensor]) -> None:
+        order_N = self.random.permutation(len(reference[0]))
+        permuted = run(order_N)
+        if not all(torch.equal(got, expected[order_N]) for got, expected in zip(permuted, reference, strict=True)):
+            raise ConfigError(
+                f"{type(self.model.module).__name__} on {self.model.device} gives a row other bits at another place in "
+                "the batch, so runs cannot be repeated exactly; set engine.deterministic=false"
+            )
+
+    def _written(self, ids_NL: Ints, rows_N: Ints) -> list[Tensor]:
+        """The keys and values that a prefill call at position 0 writes, by row of the call."""
+        self.model.forward(_full_call(ids_NL, 0, rows_N, self.longest))
+        cache = self.model.cache
+        with torch.inference_mode():
+            return [
+                states[torch.from_numpy(rows_N).to(states.device), :, : ids_NL.shape[1]]
+                for states in (*cache.keys_SKTD, *cache.values_SKTD)
+            ]
+
+    def _query(self, rows: int, width: int) -> tuple[Tensor, Tensor]:
+        cache = self.model.cache.keys_SKTD[0]
+        shape = (rows, self.model.config.num_attention_heads, width, cache.shape[-1])
+        query = torch.empty(shape, dtype=cache.dtype, device=cache.device).normal_(generator=self.generator)
+        hidden = np.arange(self.longest) > np.arange(width)[:, None]
+        mask = np.where(hidden, -np.inf, 0.0)[None, None].repeat(rows, 0)
+        return query, torch.from_numpy(mask).to(query)
+
+    def _attend(self, query: Tensor, mask: Tensor, keys: int) -> Tensor:
+        cache, rows = self.model.cache, len(query)
+        key, value = (states[:rows, :, :keys] for states in (cache.keys_SKTD[0], cache.values_SKTD[0]))
+        return slot_attention(self.model.module, query, key, value, mask[..., :keys])[0]
+
+
+def _same(got: Iterable[Tensor], reference: Iterable[Tensor], rows: int) -> bool:
+    return all(torch.equal(one, other[:rows]) for one, other in zip(got, reference, strict=True))

@@ -1,0 +1,1 @@
+"""Models on disk: where they are cached, and loading, saving and converting them (torch and transformers)."""

@@ -1,0 +1,106 @@
+"""Environment instances: made on demand, used by one episode at a time, used again."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from typing import Any
+
+from miles_agents.contracts import Env, EnvResources, ResetResult, StepResult
+from miles_agents.contracts.tool import Tool
+from miles_agents.errors import DataError, did_you_mean
+from miles_agents.types import Reply, Task
+
+TOOLS_REFUSED = "tool calls are refused; answer without tools"
+
+
+class EnvironmentPool:
+    """Lends environments to episodes.
+
+    Args:
+        make: a new instance.
+        resources: lent to each.
+        refuse_tools: answer every tool call with a refusal (what can the policy do without tools?).
+    """
+
+    def __init__(self, make: Callable[[], Env], resources: EnvResources, *, refuse_tools: bool = False) -> None:
+        self._make = make
+        self._resources = resources
+        self._refuse_tools = refuse_tools
+        self._idle: list[Env] = []
+        self._catalogue = make()
+
+    @property
+    def env_class(self) -> type[Env]:
+        """The class of the environments."""
+        return type(self._catalogue)
+
+    def tools(self) -> tuple[Tool, ...]:
+        """What an episode offers."""
+        return self._catalogue.all_tools()
+
+    def tasks(self, split: str) -> list[Task]:
+        """The tasks of a split.
+
+        Raises:
+            DataError: no such split, or it is empty.
+        """
+        splits = self._catalogue.splits
+        if split not in splits:
+            raise DataError(f"the environment has no split {split!r}. {did_you_mean(split, splits)}")
+        tasks = list(self._catalogue.tasks(split))
+        if not tasks:
+            raise DataError(f"the environment's split {split!r} is empty")
+        return tasks
+
+    def refusing_tools(self) -> EnvironmentPool:
+        """A pool of the same environments in which every tool call is refused."""
+        return EnvironmentPool(self._make, self._resources, refuse_tools=True)
+
+    @asynccontextmanager
+    async def lend(self) -> AsyncIterator[Env]:
+        """An environment for one episode; closed and taken back at the end."""
+        env = self._idle.pop() if self._idle else self._new()
+        try:
+            yield env
+        finally:
+            await env.close()
+        self._idle.append(env)  # only after a clean episode: one that raised may be in any state
+
+    def _new(self) -> Env:
+        env = self._make()
+        env.bind(self._resources)
+        return RefusingTools(env) if self._refuse_tools else env
+
+
+class RefusingTools(Env):
+    """The same environment, but each tool call is answered by a refusal and never runs."""
+
+    def __init__(self, env: Env) -> None:
+        self._env = env
+
+    def tasks(self, split: str) -> Iterable[Task]:
+        """As the wrapped environment."""
+        return self._env.tasks(split)
+
+    def all_tools(self) -> tuple[Tool, ...]:
+        """As the wrapped environment: the policy still sees them."""
+        return self._env.all_tools()
+
+    async def reset(self, *, seed: int | None = None, options: Mapping[str, Any] | None = None) -> ResetResult:
+        """As the wrapped environment."""
+        return await self._env.reset(seed=seed, options=options)
+
+    async def step(self, action: Reply) -> StepResult:
+        """Hand on the reply with every call marked as refused."""
+        refused = tuple(replace(call, arguments=None, error=call.error or TOOLS_REFUSED) for call in action.calls)
+        return await self._env.step(replace(action, calls=refused))
+
+    async def truncate(self, reason: str) -> StepResult:
+        """As the wrapped environment."""
+        return await self._env.truncate(reason)
+
+    async def close(self) -> None:
+        """As the wrapped environment."""
+        await self._env.close()

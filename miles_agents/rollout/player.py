@@ -1,0 +1,277 @@
+"""Playing one episode: environment and engine, turn by turn, token by token.
+
+reset → prompt ids ─► generate ─► completion ids ─► parse ─► step ─► observation ids ─┐
+            ▲                                                                         │
+            └──────────── prompt + completion + observation (append only) ◄───────────┘
+```
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import numpy as np
+
+from miles_agents.contracts import Env, RolloutEngine, StepResult
+from miles_agents.errors import EpisodeError, FailureCause, UsageError
+from miles_agents.rollout.seeds import derive_seed
+from miles_agents.types import (
+    Completion,
+    EpisodeStatus,
+    GenerateRequest,
+    IntArray,
+    Message,
+    Reply,
+    SamplingParams,
+    StopReason,
+    Task,
+    Trajectory,
+    Turn,
+)
+
+
+class Chat(Protocol):
+    """What the player needs of a chat format (`miles_agents.chat.ChatFormat`)."""
+
+    @property
+    def stop_token_ids(self) -> tuple[int, ...]:
+        """Ids that end a turn."""
+        ...
+
+    def first_prompt(self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]]) -> IntArray:
+        """(P,) int32 ids of the conversation's beginning, generation prompt included."""
+        ...
+
+    def suffix(self, observation: Sequence[Message], *, completion_ids: IntArray) -> IntArray:
+        """(O,) int32 ids to append after a completion: end of turn if it was not sampled, observation, prompt."""
+        ...
+
+    def parse(self, completion: IntArray, *, truncated: bool, first_call: int) -> Reply:
+        """Read a completion; `first_call` numbers its first call."""
+        ...
+
+    def decode(self, ids: IntArray) -> str:
+        """Text for people, control tokens shown."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sampling:
+    """How the policy samples; `max_new_tokens` is per turn, `max_tokens` per trajectory."""
+
+    max_new_tokens: int
+    max_tokens: int
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EpisodeSpec:
+    """Which episode to play. The seed decides the environment's randomness and the sampling."""
+
+    task: Task
+    group_id: str
+    sample_index: int = 0
+    draw: int = 0
+    seed: int = 0
+    version: int = 0  # policy version at admission
+
+    @property
+    def id(self) -> str:
+        """Unique within a run."""
+        return f"{self.group_id}/{self.sample_index}"
+
+
+@dataclass(slots=True)
+class _Progress:
+    """What an episode has so far; kept when it is lost on the way."""
+
+    phase: FailureCause = FailureCause.FRAMEWORK  # whose fault a deadline or a bug would be now
+    ids: IntArray = field(default_factory=lambda: np.zeros(0, np.int32))
+    turns: list[Turn] = field(default_factory=list)
+    timings: dict[str, float] = field(default_factory=lambda: {"setup": 0.0, "generate": 0.0, "env": 0.0})
+    reward: float = 0.0
+    calls: int = 0
+
+
+class EpisodePlayer:
+    """Plays episodes of one policy. Holds no state between episodes.
+
+    Args:
+        engine: where completions come from.
+        chat: messages ⇄ ids of the engine's model.
+        sampling: how to sample, and the token limits.
+        deadline_s: wall time of one episode; then it is lost.
+        request_deadline_s: of one generation.
+    """
+
+    def __init__(
+        self,
+        *,
+        engine: RolloutEngine,
+        chat: Chat,
+        sampling: Sampling,
+        deadline_s: float,
+        request_deadline_s: float | None = None,
+    ) -> None:
+        self._engine = engine
+        self._chat = chat
+        self._sampling = sampling
+        self._deadline_s = deadline_s
+        self._request_deadline_s = request_deadline_s or deadline_s
+
+    async def play(self, env: Env, spec: EpisodeSpec) -> Trajectory:
+        """Play one episode to its end.
+
+        Lost episodes come back as failed trajectories with one cause; cancellation, operator errors and
+        BaseExceptions pass through. The environment is closed in every case.
+        """
+        started = time.perf_counter()
+        progress = _Progress()
+        try:
+            async with asyncio.timeout(self._deadline_s):
+                result, aborted = await self._run(env, spec, progress)
+        except UsageError:
+            raise
+        except EpisodeError as error:
+            return _lost(spec, progress, error.cause, str(error), started)
+        except TimeoutError:
+            error_text = f"the episode took more than {self._deadline_s:g} s"
+            return _lost(spec, progress, progress.phase, error_text, started)
+        except asyncio.CancelledError:
+            task = asyncio.current_task()
+            if task is None or task.cancelling():
+                raise  # the run is ending
+            # An environment raised it by itself; let through, it would end a worker without a word.
+            return _lost(spec, progress, progress.phase, "the environment raised CancelledError", started)
+        except Exception as error:  # noqa: BLE001 — seam: a bug in an environment loses this episode, not the run
+            return _lost(spec, progress, progress.phase, f"{type(error).__name__}: {error}", started)
+        finally:
+            await self._engine.end_session(spec.id)
+            await env.close()
+        if aborted or result is None:
+            return _trajectory(spec, progress, started, status=EpisodeStatus.ABORTED)
+        return _finished(spec, progress, started, result)
+
+    async def _run(self, env: Env, spec: EpisodeSpec, progress: _Progress) -> tuple[StepResult | None, bool]:
+        began = time.perf_counter()
+        observation, info = await env.reset(seed=derive_seed(spec.seed, "env"), options={"task": spec.task})
+        progress.ids = self._chat.first_prompt(observation, info.get("tools", ()))
+        progress.timings["setup"] = time.perf_counter() - began
+        while True:
+            room = self._sampling.max_tokens - len(progress.ids)
+            if room <= 0:
+                return await env.truncate("context"), False
+            completion = await self._generate(spec, progress, min(self._sampling.max_new_tokens, room))
+            if completion.stop_reason is StopReason.ABORT:
+                progress.turns.append(self._turn(progress, completion, StepResult((), 0.0, False, True, {}), None))
+                return None, True
+            result = await self._step(env, progress, completion)
+            if result.terminated or result.truncated:
+                return result, False
+            suffix = self._chat.suffix(result.observation, completion_ids=completion.ids)
+            progress.ids = np.concatenate([progress.ids, completion.ids, suffix]).astype(np.int32)
+
+    async def _generate(self, spec: EpisodeSpec, progress: _Progress, max_new_tokens: int) -> Completion:
+        progress.phase = FailureCause.ENGINE
+        turn = len(progress.turns)
+        began = time.perf_counter()
+        completion = await self._engine.generate(
+            GenerateRequest(
+                ids=progress.ids,
+                params=SamplingParams(
+                    max_new_tokens=max_new_tokens,
+                    temperature=self._sampling.temperature,
+                    top_p=self._sampling.top_p,
+                    top_k=self._sampling.top_k,
+                    stop_token_ids=self._chat.stop_token_ids,
+                    seed=derive_seed(spec.seed, "sample", turn),
+                ),
+                request_id=f"{spec.id}/{turn}",
+                session_id=spec.id,
+                deadline_s=self._request_deadline_s,
+            )
+        )
+        progress.timings["generate"] += time.perf_counter() - began
+        return completion
+
+    async def _step(self, env: Env, progress: _Progress, completion: Completion) -> StepResult:
+        progress.phase = FailureCause.FRAMEWORK
+        reply = self._chat.parse(
+            completion.ids, truncated=completion.stop_reason is StopReason.LENGTH, first_call=progress.calls
+        )
+        progress.calls += len(reply.calls)
+        began = time.perf_counter()
+        result = await env.step(reply)
+        progress.timings["env"] += time.perf_counter() - began
+        progress.turns.append(self._turn(progress, completion, result, reply))
+        progress.reward += result.reward
+        return result
+
+    def _turn(self, progress: _Progress, completion: Completion, result: StepResult, reply: Reply | None) -> Turn:
+        return Turn(
+            prompt_ids=progress.ids,
+            completion_ids=completion.ids,
+            logprobs=completion.logprobs,
+            stop_reason=completion.stop_reason,
+            versions=completion.versions,
+            text=self._chat.decode(completion.ids),
+            observation=tuple(result.observation),
+            reward=float(result.reward),
+            tool_events=tuple(result.info.get("tool_events", ())),
+            timings=completion.timings,
+            info={} if reply is None else _reply_facts(reply),
+            routed_experts=completion.routed_experts,
+        )
+
+
+def _reply_facts(reply: Reply) -> dict[str, float]:
+    return {
+        "calls": float(len(reply.calls)),
+        "malformed_calls": float(sum(call.error is not None for call in reply.calls)),
+        "calls_in_reasoning": float(reply.calls_in_reasoning),
+        "reasoning_unclosed": float(reply.reasoning_unclosed),
+    }
+
+
+def _trajectory(spec: EpisodeSpec, progress: _Progress, started: float, **outcome: Any) -> Trajectory:
+    return Trajectory(
+        id=spec.id,
+        task_id=spec.task.id,
+        group_id=spec.group_id,
+        turns=tuple(progress.turns),
+        split=spec.task.split,
+        sample_index=spec.sample_index,
+        draw=spec.draw,
+        seed=spec.seed,
+        start_version=spec.version,
+        prompt=spec.task.prompt,
+        metadata={**spec.task.metadata, "answer": spec.task.answer},
+        timings={**progress.timings, "total": time.perf_counter() - started},
+        **outcome,
+    )
+
+
+def _finished(spec: EpisodeSpec, progress: _Progress, started: float, result: StepResult) -> Trajectory:
+    last_is_turn = bool(progress.turns) and result.info.get("truncated_by") != "context"
+    reward = progress.reward if last_is_turn else progress.reward + float(result.reward)
+    return _trajectory(
+        spec,
+        progress,
+        started,
+        status=EpisodeStatus.COMPLETED if result.terminated else EpisodeStatus.TRUNCATED,
+        reward=reward,
+        rewards=dict(result.info.get("rewards", {})),
+        truncated_by="" if result.terminated else str(result.info.get("truncated_by") or "env"),
+    )
+
+
+def _lost(spec: EpisodeSpec, progress: _Progress, cause: FailureCause, error: str, started: float) -> Trajectory:
+    return _trajectory(
+        spec, progress, started, status=EpisodeStatus.FAILED, cause=cause, error=" ".join(error.split())[:500]
+    )

@@ -1,0 +1,466 @@
+"""A training run from its configuration to its report: what `python -m miles_agents.train` does.
+
+Order: check the sums → open model, environment and sandbox → make the run folder → score before → train → score
+after, also with tools refused → before/after table, summary, plot, report. Nothing is written before the checks
+have passed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import signal
+import sys
+import time
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager, nullcontext
+from dataclasses import asdict, dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+from miles_agents import assembly
+from miles_agents.chat import ChatFormat
+from miles_agents.command import EXIT_INTERRUPTED, EXIT_OK, Invocation
+from miles_agents.configs import schema
+from miles_agents.contracts import Env, SandboxProvider
+from miles_agents.controller import LoopSettings, Parts, StoppedEarlyError, TrainingLoop
+from miles_agents.errors import CheckpointError, RunFolderError
+from miles_agents.evaluation import Evaluation
+from miles_agents.runs.html_report import write_report
+from miles_agents.rollout.buffer import BoundedStalenessBuffer
+from miles_agents.rollout.environments import EnvironmentPool
+from miles_agents.rollout.ledger import FailureLedger
+from miles_agents.rollout.source import TaskSource
+from miles_agents.rollout.workers import GroupWorkers
+from miles_agents.runs.folder import RunFolder
+from miles_agents.runs.plot import write_plot
+from miles_agents.runs.progress import Progress
+from miles_agents.runs.state import write_overrides
+from miles_agents.runs.tables import (
+    Row,
+    before_after_table,
+    end_banner,
+    episodes_side_by_side,
+    pair_episodes,
+    start_banner,
+)
+from miles_agents.runs.trackers import Trackers, open_trackers
+from miles_agents.runs.trajectories import read_trajectories, write_trajectories
+from miles_agents.types import Task, Trajectory
+
+OUTPUTS = Path("outputs")
+_SHOWN_EPISODES = 3
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Opened:
+    """What is opened and checked before a run folder is made."""
+
+    model: Path
+    chat: ChatFormat
+    environments: EnvironmentPool
+    sandboxes: SandboxProvider | None
+    train_tasks: Sequence[Task]
+    held_out: Sequence[Task]
+    final: Sequence[Task]
+
+
+async def train(invocation: Invocation, env_class: type[Env], *, console: Console | None = None) -> int:
+    """Carry out a training run; the exit code comes back.
+
+    Raises:
+        UsageError: bad input; nothing was written then.
+        FailureRateError: too many episodes were lost.
+    """
+    config: schema.TrainConfig = invocation.config
+    console = console or Console(file=sys.stdout)
+    async with opened(config, env_class, console) as parts_of_run:
+        with _run_folder(invocation) as run:
+            return await _Run(config, run, parts_of_run, console).carry_out()
+
+
+@asynccontextmanager
+async def opened(config: schema.TrainConfig, env_class: type[Env], console: Console) -> AsyncIterator[Opened]:
+    """Check the sums and open model, environment and sandbox; close the sandbox at the end."""
+    assembly.check_sampling_for_training(config.rollout)
+    plan = assembly.plan_batch(config)
+    plan.check(model_context=plan.max_tokens)  # what can be said before the model is there
+    if config.run_dir and not config.resume:
+        RunFolder.refuse_existing(Path(config.run_dir))
+    tasks = assembly.make_environments(config.env, env_class, None)
+    train_tasks = tasks.tasks("train")
+    held_out = tasks.tasks(config.eval.split)[: config.eval.tasks]
+    final = tasks.tasks(config.eval.final_split)[: config.eval.final_tasks]
+    model = await asyncio.to_thread(
+        assembly.resolve_model, config.model, on_progress=model_progress(console, config.model.name)
+    )
+    plan.check(model_context=assembly.model_shape(model).context)
+    chat = ChatFormat.from_folder(model)
+    assembly.check_prompts(chat, tasks, [*train_tasks, *held_out, *final], config.rollout.max_tokens)
+    sandboxes = await assembly.open_sandboxes(config.sandbox) if assembly.needs_sandbox(tasks) else None
+    async with sandboxes or nullcontext():
+        yield Opened(
+            model=model,
+            chat=chat,
+            environments=assembly.make_environments(config.env, env_class, sandboxes),
+            sandboxes=sandboxes,
+            train_tasks=train_tasks,
+            held_out=held_out,
+            final=final,
+        )
+
+
+def model_progress(console: Console, name: str) -> Callable[[str], None]:
+    """Tells the operator what is going on while a model is made: a changing line, or a line every ten seconds."""
+    last = [0.0]
+
+    def tell(text: str) -> None:
+        if console.is_terminal and not os.environ.get("CI"):
+            console.print(f"making the {name} model: {text}", end="\r", soft_wrap=True, markup=False, highlight=False)
+        elif time.monotonic() - last[0] > 10:
+            last[0] = time.monotonic()
+            console.print(f"making the {name} model: {text}", markup=False, highlight=False)
+
+    return tell
+
+
+def _run_folder(invocation: Invocation) -> RunFolder:
+    config: schema.TrainConfig = invocation.config
+    if config.resume:
+        return RunFolder.open(Path(config.run_dir or OUTPUTS / "last"), writing=True)
+    run = RunFolder.create(
+        OUTPUTS,
+        run_dir=Path(config.run_dir) if config.run_dir else None,
+        label=label_of(config.env.id),
+        config=invocation.yaml,
+        seed=config.seed,
+    )
+    write_overrides(run.path, [word for word in invocation.overrides if not word.startswith(("run_dir=", "resume="))])
+    return run
+
+
+def label_of(env_id: str) -> str:
+    """The environment's short name, for folders and tables."""
+    return env_id.rsplit(":", 1)[-1].rsplit("-v", 1)[0]
+
+
+class _Run:
+    """One run's course; holds what its phases share."""
+
+    def __init__(self, config: schema.TrainConfig, run: RunFolder, opened: Opened, console: Console) -> None:
+        self._config = config
+        self._run = run
+        self._opened = opened
+        self._console = console
+        self._loop: TrainingLoop | None = None
+        self._store = run.checkpoints(keep_last=config.logging.keep_last, keep_best=config.logging.keep_best)
+
+    async def carry_out(self) -> int:
+        """Score, train, score, report."""
+        started = time.perf_counter()
+        config = self._config
+        trackers = open_trackers(
+            [name for name in ("tensorboard", "wandb", "trackio") if getattr(config.logging, name)],
+            folder=self._run.path,
+            run_name=self._run.name,
+            project=config.logging.project,
+            config=asdict(config),
+        )
+        algorithm = assembly.make_algorithm(config.algorithm)
+        trainer = assembly.make_trainer(config, self._opened.model, algorithm)
+        engine = assembly.make_engine(config.engine, self._engine_plan())
+        try:
+            await trainer.start()
+            await engine.start()
+            with _StopOnSignals() as stop:
+                self._loop = TrainingLoop(self._parts(trainer, algorithm, engine), self._settings(), [])
+                stop.target = self._loop
+                return await self._phases(trackers, started)
+        finally:
+            trackers.finish()
+            await engine.close()
+            await trainer.close()
+
+    async def _phases(self, trackers: Trackers, started: float) -> int:
+        loop = self._training_loop
+        if self._config.resume:
+            await self._take_checkpoint(loop)
+        self._print_start()
+        try:
+            await loop.prepare()
+            before = await self._score_before(loop)
+            with self._progress(loop) as progress:
+                loop.observers = [_Shown(progress), _Tracked(trackers)]
+                await loop.run()
+            after = await loop.evaluate(self._opened.final)
+            without_tools = await self._score_without_tools(loop)
+        except StoppedEarlyError as stopped:
+            self._console.print(
+                f"{stopped}. Go on with:\n  python -m miles_agents.train resume=true run_dir={self._shown_path}",
+                markup=False,
+                highlight=False,
+            )
+            return EXIT_INTERRUPTED
+        self._conclude(loop, _Scores(before, after, without_tools), time.perf_counter() - started, trackers)
+        return EXIT_OK
+
+    @property
+    def _training_loop(self) -> TrainingLoop:
+        assert self._loop is not None
+        return self._loop
+
+    async def _take_checkpoint(self, loop: TrainingLoop) -> None:
+        checkpoint = self._store.latest_complete()
+        if checkpoint is None:
+            raise CheckpointError(f"{self._run.path} has no complete checkpoint to go on from; start a new run")
+        if checkpoint.step > self._config.steps:
+            raise RunFolderError(f"the run is at step {checkpoint.step} already; give steps={checkpoint.step} or more")
+        await loop.resume(checkpoint)
+
+    async def _score_before(self, loop: TrainingLoop) -> Scored:
+        file = self._run.evaluation_file(0)
+        if loop.counters.accuracy_before is not None and file.is_file():
+            return Scored(loop.counters.accuracy_before, loop.counters.tool_rate_before or 0.0, read_trajectories(file))
+        evaluation = await loop.evaluate(self._opened.final)
+        scored = Scored.of(evaluation)
+        loop.counters.accuracy_before = scored.accuracy
+        loop.counters.tool_rate_before = scored.tool_call_rate
+        write_trajectories(file, evaluation.trajectories, decode=self._pieces)
+        total = evaluation.total
+        self._console.print(
+            f"held-out accuracy before training: {scored.accuracy:.3f} "
+            f"({total.tasks} {self._config.eval.final_split} tasks, temperature {self._config.eval.temperature:g})",
+            markup=False,
+            highlight=False,
+        )
+        return scored
+
+    async def _score_without_tools(self, loop: TrainingLoop) -> Evaluation | None:
+        pool = self._opened.environments
+        if not pool.tools():
+            return None
+        evaluation = await loop.evaluate(self._opened.final, environments=pool.refusing_tools())
+        write_trajectories(
+            self._run.evaluation_file(loop.counters.step, "no_tool"), evaluation.trajectories, decode=self._pieces
+        )
+        return evaluation
+
+    def _conclude(self, loop: TrainingLoop, scores: _Scores, wall_s: float, trackers: Trackers) -> None:
+        step = loop.counters.step
+        write_trajectories(self._run.evaluation_file(step), scores.after.trajectories, decode=self._pieces)
+        total = scores.after.total
+        no_tool = scores.without_tools.total.accuracy if scores.without_tools else None
+        summary = {
+            "steps": step,
+            "seed": self._config.seed,
+            "wall_s": round(wall_s, 3),
+            "accuracy_before": scores.before.accuracy,
+            "accuracy_after": total.accuracy,
+            "accuracy_after_low": total.accuracy_low,
+            "accuracy_after_high": total.accuracy_high,
+            "no_tool_accuracy_after": no_tool,
+            "tool_call_rate_before": scores.before.tool_call_rate,
+            "tool_call_rate_after": total.tool_call_rate,
+            "max_logprob_abs_diff": loop.counters.max_logprob_abs_diff,
+            "max_staleness": loop.counters.max_staleness,
+            "empty_steps": loop.counters.empty_steps,
+            "episodes": self._ledger.episodes,
+            "failures_by_cause": self._ledger.failures,
+            "retried_episodes": self._ledger.retried,
+            "final_split": self._config.eval.final_split,
+            "final_tasks": total.tasks,
+            "tracker_failures": trackers.failures,
+        }
+        self._run.write_summary(summary)
+        write_plot(self._run.plot_file, self._run.read_metrics(), title=self._run.name)
+        write_report(self._run)
+        self._print_end(scores, summary)
+
+    # ------------------------------------------------------------------ parts
+
+    def _engine_plan(self) -> assembly.EnginePlan:
+        return assembly.EnginePlan(
+            max_tokens=self._config.rollout.max_tokens,
+            concurrency=assembly.concurrency_of(self._config),
+            threads=assembly.threads_of(self._config.engine, self._config.cluster),
+            dtype=self._config.model.dtype,
+        )
+
+    def _settings(self) -> LoopSettings:
+        config = self._config
+        return LoopSettings(
+            steps=config.steps,
+            seed=config.seed,
+            groups_per_step=config.rollout.groups_per_step,
+            minibatches=config.trainer.minibatches,
+            epochs=config.trainer.epochs,
+            concurrency=assembly.concurrency_of(config),
+            evaluate_every=config.eval.every,
+            evaluate_samples=config.eval.samples,
+            checkpoint_every=config.logging.checkpoint_every,
+            trajectories_every=config.logging.trajectories_every,
+        )
+
+    def _parts(self, trainer: Any, algorithm: Any, engine: Any) -> Parts:
+        config, opened = self._config, self._opened
+        self._ledger = FailureLedger(max_failure_rate=config.rollout.max_failure_rate)
+        player = assembly.make_player(
+            engine, opened.chat, config.rollout, config.rollout, config.engine.request_deadline_s
+        )
+        return Parts(
+            trainer=trainer,
+            algorithm=algorithm,
+            engine=engine,
+            sync=assembly.make_weight_sync(config),
+            buffer=BoundedStalenessBuffer(
+                TaskSource(opened.train_tasks, seed=config.seed),
+                groups_per_step=config.rollout.groups_per_step,
+                max_staleness=config.rollout.max_staleness,
+            ),
+            workers=GroupWorkers(
+                player=player,
+                environments=opened.environments,
+                ledger=self._ledger,
+                group_size=config.rollout.group_size,
+                concurrency=assembly.concurrency_of(config),
+                retries=config.rollout.retries,
+                seed=config.seed,
+            ),
+            environments=opened.environments,
+            evaluator=assembly.make_player(
+                engine, opened.chat, config.rollout, config.eval, config.engine.request_deadline_s
+            ),
+            ledger=self._ledger,
+            run=self._run,
+            checkpoints=self._store,
+            held_out=opened.held_out,
+            token_pieces=self._pieces,
+        )
+
+    def _pieces(self, ids: Sequence[int]) -> list[str]:
+        return [self._piece(int(each)) for each in ids]
+
+    @lru_cache(maxsize=100_000)  # noqa: B019 — one run, one process
+    def _piece(self, token: int) -> str:
+        return self._opened.chat.decode([token])
+
+    # ------------------------------------------------------------------ what the operator sees
+
+    @property
+    def _shown_path(self) -> Path:
+        path = self._run.path
+        return path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path
+
+    def _progress(self, loop: TrainingLoop) -> Progress:
+        return Progress(self._config.steps, self._console, first_step=loop.counters.step)
+
+    def _print_start(self) -> None:
+        config = self._config
+        plan = assembly.plan_batch(config)
+        sandbox = self._opened.sandboxes.description if self._opened.sandboxes else "none needed"
+        facts = {
+            "environment": f"{config.env.id}, {len(self._opened.train_tasks):,} train tasks",
+            "model": f"{config.model.name}, {assembly.model_shape(self._opened.model).parameters:,} parameters",
+            "sandbox": sandbox,
+            "batch": f"{plan.groups_per_step} tasks × {plan.group_size} episodes, {plan.updates} updates a step",
+            "steps": f"{config.steps}, staleness at most {plan.max_staleness}, seed {config.seed}",
+        }
+        self._console.print(start_banner(self._shown_path, facts))
+
+    def _print_end(self, scores: _Scores, summary: Mapping[str, Any]) -> None:
+        total, no_tool = scores.after.total, summary["no_tool_accuracy_after"]
+        rows = [
+            Row("accuracy", scores.before.accuracy, total.accuracy),
+            Row("tool-call rate", scores.before.tool_call_rate, total.tool_call_rate),
+        ]
+        if no_tool is not None:
+            rows.append(Row("accuracy, tools refused", None, no_tool))
+        title = f"{total.tasks} held-out tasks ({summary['final_split']} split)"
+        self._console.print(before_after_table(rows, title=title))
+        pairs = pair_episodes(scores.before.trajectories, scores.after.trajectories, limit=_SHOWN_EPISODES)
+        self._console.print(episodes_side_by_side(pairs, width=self._console.width))
+        folder = self._shown_path
+        facts = {
+            "accuracy": f"{scores.before.accuracy:.3f} → {total.accuracy or 0.0:.3f}",
+            "wall time": f"{summary['wall_s']:.0f} s",
+            "report": str(folder / "report.html"),
+        }
+        commands = [
+            f"python -m miles_agents.evaluate env={self._config.env.id} model={folder} split=test samples=8",
+            f"python -m miles_agents.report {folder}",
+        ]
+        self._console.print(end_banner(folder, facts, next_commands=commands))
+
+
+@dataclass(frozen=True, slots=True)
+class Scored:
+    """Held-out figures and their episodes."""
+
+    accuracy: float
+    tool_call_rate: float
+    trajectories: Sequence[Trajectory]
+
+    @classmethod
+    def of(cls, evaluation: Evaluation) -> Scored:
+        """From an evaluation; an evaluation in which nothing was scored has accuracy 0 over all."""
+        total = evaluation.total
+        accuracy = total.accuracy if total.accuracy is not None else total.accuracy_over_all
+        return cls(accuracy, total.tool_call_rate, evaluation.trajectories)
+
+
+@dataclass(frozen=True, slots=True)
+class _Scores:
+    before: Scored
+    after: Evaluation
+    without_tools: Evaluation | None
+
+
+class _Shown:
+    """Shows each step; step 0 is the evaluation before training and has no step to show."""
+
+    def __init__(self, progress: Progress) -> None:
+        self._progress = progress
+
+    def step(self, step: int, metrics: Mapping[str, float]) -> None:
+        if step > 0:
+            self._progress.update(step, metrics)
+
+
+class _Tracked:
+    def __init__(self, trackers: Trackers) -> None:
+        self._trackers = trackers
+
+    def step(self, step: int, metrics: Mapping[str, float]) -> None:
+        self._trackers.log(step, metrics)
+
+
+class _StopOnSignals:
+    """The first Ctrl-C (or SIGTERM) asks the loop to stop at the next safe point; the second interrupts at once."""
+
+    def __init__(self) -> None:
+        self.target: TrainingLoop | None = None
+
+    def __enter__(self) -> _StopOnSignals:
+        self._loop = asyncio.get_running_loop()
+        for number in (signal.SIGINT, signal.SIGTERM):
+            self._loop.add_signal_handler(number, self._stop)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for number in (signal.SIGINT, signal.SIGTERM):
+            self._loop.remove_signal_handler(number)
+
+    def _stop(self) -> None:
+        if self.target is not None and not self.target.stop.is_set():
+            sys.stderr.write("\nstopping: writing a checkpoint of the last finished step (again to stop at once)\n")
+            self.target.stop.set()
+        else:
+            for number in (signal.SIGINT, signal.SIGTERM):
+                self._loop.remove_signal_handler(number)
+            signal.default_int_handler(signal.SIGINT, None)

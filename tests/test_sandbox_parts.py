@@ -1,0 +1,254 @@
+"""The sandbox's parts that need no namespaces: frames, capture, filter tables, refusals, the scripted fake."""
+
+import json
+import struct
+import subprocess
+import sys
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from miles_agents.contracts import ExecResult, ExecStatus
+from miles_agents.errors import SandboxError, SandboxUnavailableError
+from miles_agents.tools.sandboxes import NamespaceSandboxes, SandboxProbe, ScriptedSandboxes, refusal
+from miles_agents.tools.sandboxes.runner.capture import Capture
+from miles_agents.tools.sandboxes.runner.frames import FrameBuffer, FrameError, encode
+from miles_agents.tools.sandboxes.runner.seccomp import build_filter
+
+OK = ExecResult(status=ExecStatus.OK, stdout="1\n")
+
+
+@given(
+    st.lists(st.dictionaries(st.text(), st.one_of(st.none(), st.integers(), st.text()))),
+    st.lists(st.integers(1, 7), min_size=1),
+)
+def test_frames_survive_any_way_of_cutting_the_stream(messages, cuts):
+    stream = b"".join(encode(message) for message in messages)
+    buffer, got = FrameBuffer(1 << 20), []
+    while stream:
+        for cut in cuts:
+            buffer.feed(stream[:cut])
+            stream = stream[cut:]
+            while (message := buffer.pop()) is not None:
+                got.append(message)
+    assert got == messages
+    assert len(buffer) == 0
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        struct.pack(">I", 101) + b"x",  # longer than allowed: refused before it is read
+        struct.pack(">I", 3) + b"{{{",
+        struct.pack(">I", 2) + b"[]",
+        struct.pack(">I", 90) + b"[" * 90,
+        struct.pack(">I", 2) + b"\xff\xff",
+    ],
+)
+def test_bytes_that_are_no_frame_are_an_error(data):
+    buffer = FrameBuffer(100)
+    buffer.feed(data)
+    with pytest.raises(FrameError):
+        buffer.pop()
+
+
+def test_capture_keeps_head_and_tail_and_says_what_is_missing():
+    capture = Capture(10)
+    for piece in (b"abc", b"defgh", b"i" * 100, b"vwxyz"):
+        capture.add(piece)
+    # 113 bytes in all, 5 + 5 shown
+    assert capture.text() == "abcde\n… [103 bytes omitted] …\nvwxyz"
+    assert capture.total == 113
+
+
+def test_capture_shows_short_output_whole_and_bad_bytes_as_escapes():
+    capture = Capture(10)
+    capture.add(b"a\xffb")
+    assert capture.text() == "a\\xffb"
+
+
+def test_capture_never_splits_a_character():
+    capture = Capture(8)
+    capture.add("ééé".encode() + b"x" * 50 + "ééé".encode())  # 4 bytes each side: two whole é each
+    assert capture.text() == "éé\n… [54 bytes omitted] …\néé"
+    capture = Capture(6)
+    capture.add("ééé".encode() + b"x" * 50 + "ééé".encode())  # 3 bytes: one é and half of the next
+    assert capture.text() == "é\n… [58 bytes omitted] …\né"
+
+
+@given(st.lists(st.binary(max_size=50)), st.integers(2, 40))
+def test_capture_does_not_depend_on_how_the_output_arrives(pieces, shown_bytes):
+    whole, cut = Capture(shown_bytes), Capture(shown_bytes)
+    whole.add(b"".join(pieces))
+    for piece in pieces:
+        cut.add(piece)
+    assert whole.text() == cut.text()
+
+
+def _run_filter(program: bytes, audit: int, number: int, argument: int = 0) -> int:
+    """A small interpreter of classic BPF: what the kernel would answer."""
+    data = struct.pack("=IIQQ", number, audit, 0, argument)
+    code = [struct.unpack_from("=HBBI", program, offset) for offset in range(0, len(program), 8)]
+    at, register = 0, 0
+    while True:
+        operation, true, false, value = code[at]
+        at += 1
+        match operation:
+            case 0x20:
+                register = struct.unpack_from("=I", data, value)[0]
+            case 0x06:
+                return value
+            case 0x15:
+                at += true if register == value else false
+            case 0x35:
+                at += true if register >= value else false
+            case 0x45:
+                at += true if register & value else false
+
+
+ALLOW, EPERM, ENOSYS, KILL = 0x7FFF0000, 0x00050001, 0x00050026, 0x80000000
+X86, ARM = ("x86_64", 0xC000003E), ("aarch64", 0xC00000B7)
+
+
+@pytest.mark.parametrize(
+    ("machine", "number", "argument", "verdict"),
+    [
+        (X86, 0, 0, ALLOW),  # read
+        (X86, 101, 0, EPERM),  # ptrace
+        (X86, 165, 0, EPERM),  # mount
+        (X86, 272, 0, EPERM),  # unshare
+        (X86, 435, 0, ENOSYS),  # clone3
+        (X86, 56, 0x11, ALLOW),  # clone: a fork
+        (X86, 56, 0x10000011, EPERM),  # clone: a new user namespace
+        (X86, 56, 0x20000011, EPERM),  # clone: a new pid namespace
+        (X86, 41, 1, ALLOW),  # socket: unix
+        (X86, 41, 2, ALLOW),
+        (X86, 41, 10, ALLOW),
+        (X86, 41, 40, EPERM),  # socket: vsock
+        (X86, 41, 16, EPERM),  # socket: netlink
+        (X86, 0x40000000 | 165, 0, EPERM),  # the x32 way in
+        (ARM, 63, 0, ALLOW),  # read
+        (ARM, 117, 0, EPERM),  # ptrace
+        (ARM, 40, 0, EPERM),  # mount
+        (ARM, 435, 0, ENOSYS),
+        (ARM, 220, 0x11, ALLOW),
+        (ARM, 220, 0x10000011, EPERM),
+        (ARM, 198, 1, ALLOW),
+        (ARM, 198, 40, EPERM),
+    ],
+)
+def test_filter_refuses_what_reaches_beyond_the_session(machine, number, argument, verdict):
+    name, audit = machine
+    assert _run_filter(build_filter(name), audit, number, argument) == verdict
+
+
+def test_filter_kills_calls_of_a_foreign_architecture():
+    assert _run_filter(build_filter("x86_64"), 0x40000003, 0) == KILL  # i386
+
+
+@pytest.mark.parametrize(
+    ("found", "says"),
+    [
+        (
+            SandboxProbe(failed_step="mount", error_number=13, apparmor_restricts=1),
+            "sudo sysctl -w kernel.apparmor_restrict_unprivileged_userns=0",
+        ),
+        (
+            SandboxProbe(failed_step="unshare_user", error_number=28, max_user_namespaces=0),
+            "sudo sysctl -w user.max_user_namespaces=15000",
+        ),
+        (
+            SandboxProbe(failed_step="unshare_user", error_number=1, unprivileged_userns_clone=0),
+            "sudo sysctl -w kernel.unprivileged_userns_clone=1",
+        ),
+        (
+            SandboxProbe(failed_step="unshare_user", error_number=1, in_container=True, max_user_namespaces=9),
+            "docker run --rm -it --cap-add SYS_ADMIN --security-opt apparmor=unconfined",
+        ),
+        (
+            SandboxProbe(failed_step="unshare", error_number=1, root=True),
+            "docker run --rm -it --cap-add SYS_ADMIN --security-opt apparmor=unconfined",
+        ),
+        (
+            SandboxProbe(failed_step="mount_proc", error_number=1, in_container=True),
+            "--security-opt systempaths=unconfined",
+        ),
+        (SandboxProbe(system="Darwin"), "docker run --rm -it --cap-add SYS_ADMIN"),
+        (SandboxProbe(machine_supported=False), "x86_64 or aarch64"),
+        (SandboxProbe(failed_step="unshare_user", error_number=1), "run it as root"),
+    ],
+)
+def test_refusal_prints_the_way_out_of_each_case(found, says):
+    message = refusal(found)
+    assert says in message
+    assert "never run without isolation" in message
+
+
+def test_refusal_names_the_step_and_the_error():
+    assert "'unshare_user' was refused (EPERM)" in refusal(SandboxProbe(failed_step="unshare_user", error_number=1))
+
+
+def test_a_machine_that_works_is_not_refused():
+    assert refusal(SandboxProbe(apparmor_restricts=1, max_user_namespaces=0)) == ""
+
+
+async def test_start_refuses_where_the_probe_fails(monkeypatch):
+    monkeypatch.setattr("miles_agents.tools.sandboxes.namespace.probe", lambda: SandboxProbe(system="Darwin"))
+    with pytest.raises(SandboxUnavailableError, match="Darwin has no Linux namespaces"):
+        await NamespaceSandboxes(preload=()).start()
+
+
+async def test_scripted_sandbox_answers_in_order_for_each_session_and_records_the_calls():
+    provider = ScriptedSandboxes([OK, ExecResult(status=ExecStatus.ERROR)])
+    for _ in range(2):
+        sandbox = await provider.open()
+        assert (await sandbox.exec("a", timeout_s=1)).status is ExecStatus.OK
+        assert (await sandbox.exec("b", timeout_s=2)).status is ExecStatus.ERROR
+        assert [(call.code, call.timeout_s) for call in sandbox.calls] == [("a", 1), ("b", 2)]
+        with pytest.raises(AssertionError, match="no answer to call 3"):
+            await sandbox.exec("c", timeout_s=1)
+
+
+async def test_scripted_sandbox_answers_by_code_or_function():
+    by_code = await ScriptedSandboxes({"1": OK}).open()
+    assert await by_code.exec("1", timeout_s=1) is OK
+    with pytest.raises(AssertionError):
+        await by_code.exec("2", timeout_s=1)
+    by_function = await ScriptedSandboxes(lambda code: ExecResult(status=ExecStatus.OK, stdout=code * 2)).open()
+    assert (await by_function.exec("ab", timeout_s=1)).stdout == "abab"
+
+
+async def test_scripted_sandbox_can_fail_to_open_and_be_lost():
+    provider = ScriptedSandboxes([OK, OK], fail_opens=[0], lost_after=1)
+    with pytest.raises(SandboxError):
+        await provider.open()
+    sandbox = await provider.open()
+    await sandbox.exec("1", timeout_s=1)
+    with pytest.raises(SandboxError, match="lost"):
+        await sandbox.exec("1", timeout_s=1)
+
+
+async def test_scripted_sandbox_keeps_files_until_reset_and_refuses_after_close():
+    sandbox = await ScriptedSandboxes(()).open()
+    await sandbox.write_file("a", b"1")
+    assert await sandbox.read_file("a") == b"1"
+    await sandbox.reset()
+    with pytest.raises(FileNotFoundError):
+        await sandbox.read_file("a")
+    await sandbox.close()
+    with pytest.raises(SandboxError, match="closed"):
+        await sandbox.exec("1", timeout_s=1)
+
+
+def test_the_runner_loads_only_the_standard_library():
+    code = (
+        "import json, sys\nimport miles_agents.tools.sandboxes.namespace as n\n"
+        "sys.argv = ['', str(n.Path(n.__file__).parent), '0']\nprint(json.dumps([n._BOOTSTRAP, sys.argv[1]]))"
+    )
+    shown = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
+    bootstrap, folder = json.loads(shown)
+    bootstrap = bootstrap.replace("main(int(sys.argv[2]))", "")
+    probe = bootstrap + "\nprint([m for m in ('numpy', 'pydantic', 'torch', 'asyncio', 'site') if m in sys.modules])"
+    ran = subprocess.run([sys.executable, "-I", "-S", "-c", probe, folder], capture_output=True, text=True, check=True)
+    assert ran.stdout == "[]\n"

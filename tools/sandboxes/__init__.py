@@ -1,0 +1,15 @@
+"""Sandbox launchers. All isolate; none falls back to a plain subprocess."""
+
+from miles_agents.tools.sandboxes.namespace import NamespaceSandbox, NamespaceSandboxes
+from miles_agents.tools.sandboxes.probe import SandboxProbe, probe, refusal
+from miles_agents.tools.sandboxes.scripted import ScriptedSandbox, ScriptedSandboxes
+
+__all__ = [
+    "NamespaceSandbox",
+    "NamespaceSandboxes",
+    "SandboxProbe",
+    "ScriptedSandbox",
+    "ScriptedSandboxes",
+    "probe",
+    "refusal",
+]

@@ -1,0 +1,98 @@
+"""The other processes of a session, as its PID 1 sees them."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import time
+from pathlib import Path
+
+_STRAYS_S = 2.0  # for a busy machine; a dying process needs microseconds
+
+
+def _others(worker: int) -> list[int]:
+    """Every live process but PID 1 and the worker (the dead wait for their parent and do nothing)."""
+    found = []
+    for name in os.listdir("/proc"):
+        if name.isdigit() and int(name) not in (1, worker):
+            try:
+                state = Path("/proc", name, "stat").read_text().rpartition(")")[2].split()[0]
+            except OSError:
+                continue
+            if state not in "ZX":
+                found.append(int(name))
+    return found
+
+
+def reap() -> dict[int, int]:
+    """Collect every dead child that is there now: exit codes by process id, negative for signals."""
+    endings = {}
+    with contextlib.suppress(ChildProcessError):
+        while (ended := os.waitpid(-1, os.WNOHANG))[0]:
+            endings[ended[0]] = os.waitstatus_to_exitcode(ended[1])
+    return endings
+
+
+def kill_everything() -> dict[int, int]:
+    """Kill all processes of the session but PID 1; exit codes by process id.
+
+    One signal reaches all of them at once (the kernel holds its process list still), and a fork under way fails.
+    """
+    endings = reap()
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(-1, signal.SIGKILL)
+    with contextlib.suppress(ChildProcessError):
+        while True:
+            pid, status = os.waitpid(-1, 0)
+            endings[pid] = os.waitstatus_to_exitcode(status)
+    return endings
+
+
+def kill_strays(worker: int) -> tuple[int, bool]:
+    """Kill what a call left running; the worker stands still meanwhile, so that it starts nothing new.
+
+    Returns how many were killed, and False if they multiply faster than they die.
+    """
+    strays = _others(worker)
+    if not strays:
+        return 0, True
+    seen = set(strays)
+    os.kill(worker, signal.SIGSTOP)
+    deadline = time.monotonic() + _STRAYS_S
+    try:
+        while time.monotonic() < deadline:
+            for pid in strays:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+            strays = _others(worker)
+            seen.update(strays)
+            if not strays:
+                return len(seen), True
+            time.sleep(0.0005)
+        return len(seen), False
+    finally:
+        os.kill(worker, signal.SIGCONT)
+        _reap_orphans(worker)
+
+
+def _reap_orphans(worker: int) -> None:
+    """Collect dead orphans, but leave the worker's own end to be noticed as such."""
+    with contextlib.suppress(ChildProcessError):
+        while (found := os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)) is not None:
+            if found.si_pid == worker:
+                return
+            os.waitpid(found.si_pid, 0)
+
+
+def memory_mb() -> float:
+    """Private memory of all processes but PID 1, shared pages counted by their share."""
+    total_kb = 0
+    for name in os.listdir("/proc"):
+        if not name.isdigit() or name == "1":
+            continue
+        with contextlib.suppress(OSError):
+            for line in Path("/proc", name, "smaps_rollup").read_text().splitlines():
+                if line.startswith(("Pss_Anon:", "Pss_Shmem:")):
+                    total_kb += int(line.split()[1])
+    return total_kb / 1024

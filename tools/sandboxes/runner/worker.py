@@ -1,0 +1,253 @@
+"""The worker: runs a session's code, call by call, in one interpreter.
+
+Everything here is in the hands of the code it runs; the supervisor believes only what cannot do harm.
+"""
+
+from __future__ import annotations
+
+import ast
+import io
+import linecache
+import os
+import random
+import resource
+import signal
+import sys
+import threading
+import traceback
+import types
+import weakref
+from typing import Any, NamedTuple, NoReturn
+
+from miles_agents.tools.sandboxes.runner.frames import FrameBuffer, FrameError, encode, read_message, write_all
+from miles_agents.tools.sandboxes.runner.linux import set_dumpable
+
+_MAX_CALL_BYTES = 64 << 20
+_OWN_MODULES = "miles_agents"
+
+
+class WorkerLimits(NamedTuple):
+    """What one process of a session may use."""
+
+    memory_mb: int
+    processes: int
+    file_mb: int
+    cpu_s: int
+    open_files: int
+
+
+def _limit(kind: int, value: int) -> None:
+    _, hard = resource.getrlimit(kind)
+    if hard != resource.RLIM_INFINITY:
+        value = min(value, hard)
+    resource.setrlimit(kind, (value, value))
+
+
+def _read_small(name: str) -> bytes:
+    fd = os.open(name, os.O_RDONLY)  # pathlib and text files cost more than all else here
+    try:
+        return os.read(fd, 4096)
+    finally:
+        os.close(fd)
+
+
+def apply_limits(limits: WorkerLimits) -> None:
+    """Bound this process and its children. Memory is counted on top of what the interpreter maps already."""
+    mapped = int(_read_small("/proc/self/statm").split()[0]) * resource.getpagesize()
+    _limit(resource.RLIMIT_AS, mapped + (limits.memory_mb << 20))
+    _limit(resource.RLIMIT_FSIZE, limits.file_mb << 20)
+    _limit(resource.RLIMIT_NPROC, limits.processes + 1)  # the supervisor counts too
+    _limit(resource.RLIMIT_NOFILE, limits.open_files)
+    _limit(resource.RLIMIT_CPU, limits.cpu_s)
+    _limit(resource.RLIMIT_CORE, 0)
+    _limit(resource.RLIMIT_MSGQUEUE, 0)
+    _limit(resource.RLIMIT_MEMLOCK, 0)
+
+
+class _Stream(io.TextIOWrapper):
+    """stdout or stderr. What threads left over from an earlier call write goes to the late pipe.
+
+    Args:
+        fd: where this call's output goes.
+        late_fd: where left-over threads' output goes.
+        leftovers: the threads that were alive when an earlier call ended.
+    """
+
+    def __init__(self, fd: int, late_fd: int, leftovers: weakref.WeakSet[threading.Thread]) -> None:
+        raw = io.FileIO(fd, "w", closefd=False)
+        super().__init__(io.BufferedWriter(raw), encoding="utf-8", errors="backslashreplace", newline="\n")
+        self._late_fd = late_fd
+        self._leftovers = leftovers
+
+    def write(self, text: str, /) -> int:
+        if self._leftovers and threading.current_thread() in self._leftovers:
+            write_all(self._late_fd, text.encode("utf-8", "backslashreplace"))
+            return len(text)
+        return super().write(text)
+
+
+class Worker:
+    """Takes calls from one descriptor, answers on another.
+
+    Args:
+        calls_fd: calls come from here.
+        replies_fd: replies go here; the code can write here too, and the supervisor knows it.
+        late_fd: output of left-over threads.
+    """
+
+    def __init__(self, calls_fd: int, replies_fd: int, late_fd: int) -> None:
+        self._calls_fd = calls_fd
+        self._replies_fd = replies_fd
+        self._buffer = FrameBuffer(_MAX_CALL_BYTES)
+        self._pid = os.getpid()
+        self._running = False
+        self._count = 0
+        self._leftovers: weakref.WeakSet[threading.Thread] = weakref.WeakSet()
+        self._streams = [_Stream(fd, late_fd, self._leftovers) for fd in (1, 2)]
+        self._main = types.ModuleType("__main__")
+        self._main.__dict__["__builtins__"] = __builtins__
+
+    def run(self) -> NoReturn:
+        """Serve calls until the supervisor goes away."""
+        self._begin()
+        while True:
+            try:
+                call = read_message(self._calls_fd, self._buffer)
+            except (EOFError, OSError, FrameError):
+                os._exit(0)
+            self._note_leftovers()
+            status = self._execute(call["code"])
+            self._flush()
+            if os.getpid() != self._pid:  # a fork that ran to the end of the code: it has no say here
+                os._exit(0)
+            self._note_leftovers()
+            write_all(self._replies_fd, encode({"nonce": call["nonce"], "status": status}))
+
+    def _note_leftovers(self) -> None:
+        self._leftovers.update(each for each in threading.enumerate() if each is not threading.main_thread())
+
+    def _begin(self) -> None:
+        """A fresh session begins the same every time: modules, random state, streams."""
+        for name in [name for name in sys.modules if name.split(".")[0] == _OWN_MODULES]:
+            del sys.modules[name]
+        sys.modules["__main__"] = self._main
+        sys.argv = [""]
+        sys.stdin = io.TextIOWrapper(io.FileIO(0, "r", closefd=False), encoding="utf-8")
+        sys.stdout, sys.stderr = sys.__stdout__, sys.__stderr__ = self._streams
+        random.seed(0)
+        if (numpy_random := sys.modules.get("numpy.random")) is not None:
+            numpy_random.seed(0)
+        signal.signal(signal.SIGINT, self._interrupt)
+
+    def _interrupt(self, number: int, frame: object) -> None:
+        if self._running:
+            raise KeyboardInterrupt
+
+    def _execute(self, code: str) -> str:
+        self._count += 1
+        name = f"<cell {self._count}>"
+        try:
+            try:
+                self._running = True
+                self._run_cell(code, name)
+            finally:
+                self._running = False
+        except SystemExit as error:
+            return self._leave(error)
+        except BaseException as error:  # noqa: BLE001 — the seam between the session's code and the runner
+            self._running = False
+            self._show(error)
+            return "error"
+        return "ok"
+
+    def _run_cell(self, code: str, name: str) -> None:
+        linecache.cache[name] = (len(code), None, code.splitlines(keepends=True), name)
+        tree = compile(code, name, "exec", ast.PyCF_ONLY_AST, dont_inherit=True)  # ast.parse would show in tracebacks
+        last = None
+        if tree.body and isinstance(tree.body[-1], ast.Expr):
+            last = ast.Expression(tree.body.pop().value)  # type: ignore[attr-defined]
+        variables = self._main.__dict__
+        exec(compile(tree, name, "exec", dont_inherit=True), variables)  # noqa: S102 — the purpose of this process
+        if last is not None:
+            value = eval(compile(last, name, "eval", dont_inherit=True), variables)  # noqa: S307 — likewise
+            if value is not None:
+                print(repr(value))  # noqa: T201 — the session's own output
+
+    def _leave(self, error: SystemExit) -> str:
+        """`exit()` ends the call, not the session."""
+        if error.code is None or error.code == 0:
+            return "ok"
+        shown = f"SystemExit: {error.code}\n" if isinstance(error.code, int) else f"{error.code}\n"
+        self._streams[1].write(shown)
+        return "error"
+
+    def _show(self, error: BaseException) -> None:
+        """The traceback, without the runner's own frames."""
+        try:
+            shown = traceback.TracebackException.from_exception(error)
+            _drop_own_frames(shown)
+            lines = list(shown.format())
+        except BaseException as broken:  # noqa: BLE001 — an exception whose own __str__ fails
+            lines = [f"{type(error).__name__} (and {type(broken).__name__} while it was shown)\n"]
+        text = "".join(lines)
+        self._streams[1].write(text)
+
+    def _flush(self) -> None:
+        for stream in {id(each): each for each in (sys.stdout, sys.stderr, *self._streams)}.values():
+            try:
+                stream.flush()
+            except BaseException:  # noqa: BLE001, S110 — a stream the session's code put there, or closed
+                pass
+
+
+def _drop_own_frames(shown: traceback.TracebackException) -> None:
+    seen: set[int] = set()
+    waiting: list[traceback.TracebackException | None] = [shown]
+    while waiting:
+        each = waiting.pop()
+        if each is None or id(each) in seen:
+            continue
+        seen.add(id(each))
+        own = each.stack
+        each.stack = traceback.StackSummary.from_list([frame for frame in own if frame.filename != __file__])
+        waiting += [each.__cause__, each.__context__, *(each.exceptions or ())]
+
+
+def become_worker(descriptors: dict[str, int], limits: WorkerLimits) -> NoReturn:
+    """Turn a fresh fork of the supervisor into the worker. Never returns."""
+    try:
+        os.setsid()
+        null = os.open("/dev/null", os.O_RDONLY)
+        for target, source in ((0, null), (1, descriptors["stdout"]), (2, descriptors["stderr"])):
+            os.dup2(source, target)
+        kept = sorted(descriptors[name] for name in ("calls", "replies", "late"))
+        _close_all_but(kept)
+        os.chdir("/tmp")  # noqa: S108 — of the session's own tree
+        set_dumpable(True)
+        _prefer_for_oom()
+        apply_limits(limits)
+        Worker(descriptors["calls"], descriptors["replies"], descriptors["late"]).run()
+    finally:
+        os._exit(97)
+
+
+def _close_all_but(kept: list[int]) -> None:
+    low = 3
+    for fd in [*kept, 1 << 16]:
+        os.closerange(low, fd)
+        low = fd + 1
+
+
+def _prefer_for_oom() -> None:
+    """When memory runs out the kernel shall take the worker, not the supervisor."""
+    try:
+        fd = os.open("/proc/self/oom_score_adj", os.O_WRONLY)
+    except OSError:  # /proc is read-only on an old kernel: the supervisor is the smaller one anyway
+        return
+    os.write(fd, b"1000")
+    os.close(fd)
+
+
+def describe_limits(settings: dict[str, Any]) -> WorkerLimits:
+    """The worker's part of the session's limits."""
+    return WorkerLimits(**{name: int(settings[name]) for name in WorkerLimits._fields})

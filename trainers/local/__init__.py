@@ -1,0 +1,1 @@
+"""The in-process PyTorch trainer; `LocalTrainer` is in `trainer.py` and loads torch."""
