@@ -5,7 +5,6 @@ Classes are found through the registry, so that adding one means registering it 
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -13,6 +12,7 @@ from typing import Any
 
 from miles_agents import registry
 from miles_agents.chat import ChatFormat
+from miles_agents.cluster import LocalCluster
 from miles_agents.configs import schema
 from miles_agents.contracts import (
     Algorithm,
@@ -142,7 +142,7 @@ def slots_of(config: schema.EngineConfig, concurrency: int) -> int:
 
 def threads_of(config: Any, cluster: schema.ClusterConfig) -> int:
     """PyTorch threads of a part."""
-    return int(getattr(config, "threads", None) or cluster.threads or os.cpu_count() or 1)
+    return LocalCluster(threads=cluster.threads).threads_of(getattr(config, "threads", None))
 
 
 def make_algorithm(config: schema.AlgorithmConfig) -> Algorithm:

@@ -127,7 +127,9 @@ def choose(kind: type[Choice], value: str, *, key: str) -> Choice:
     try:
         return kind(value)
     except ValueError as error:
-        raise UsageError(f"{key}: unknown value {value!r}. {did_you_mean(str(value), [member.value for member in kind])}") from error
+        raise UsageError(
+            f"{key}: unknown value {value!r}. {did_you_mean(str(value), [member.value for member in kind])}"
+        ) from error
 
 
 class WeightSyncError(MilesError):

@@ -1,6 +1,6 @@
 """`python -m miles_agents.evaluate`: score a policy on held-out tasks.
 
-    python -m miles_agents.evaluate env=python_math model=outputs/last split=test samples=8
+python -m miles_agents.evaluate env=python_math model=outputs/last split=test samples=8
 """
 
 from __future__ import annotations

@@ -6,6 +6,7 @@ Names of environments carry a version, `name-v0`; a bare name means the newest v
 
 from __future__ import annotations
 
+import hashlib
 import importlib
 import importlib.util
 import inspect
@@ -153,6 +154,8 @@ def load_object(spec: str) -> Any:
 
 
 def _load_module(name: str, spec: str) -> Any:
+    if not all(part.isidentifier() for part in name.split(".")):
+        raise UsageError(f"'{name}' of '{spec}' is no module name; write package.module:Class or ./file.py:Class")
     try:
         return importlib.import_module(name)
     except ModuleNotFoundError as error:
@@ -165,8 +168,9 @@ def _load_file(path: Path, spec: str) -> Any:
     path = path.expanduser().resolve()
     if not path.is_file():
         raise UsageError(f"no file {path} (from '{spec}'); write it as ./file.py:Class")
-    # A stable private name: two loads of one file give one module, and pickling by name works in this process.
-    name = f"_miles_agents_file_{path.stem}_{abs(hash(str(path))):x}"
+    # A private name made from the path: two loads of one file give one module, in every process.
+    digest = hashlib.blake2b(str(path).encode(), digest_size=6).hexdigest()
+    name = f"_miles_agents_file_{path.stem}_{digest}"
     if name in sys.modules:
         return sys.modules[name]
     loader_spec = importlib.util.spec_from_file_location(name, path)

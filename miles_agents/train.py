@@ -1,6 +1,6 @@
 """`python -m miles_agents.train`: train an agent.
 
-    python -m miles_agents.train env=python_math
+python -m miles_agents.train env=python_math
 """
 
 from __future__ import annotations

@@ -30,13 +30,13 @@ from miles_agents.contracts import Env, SandboxProvider
 from miles_agents.controller import LoopSettings, Parts, StoppedEarlyError, TrainingLoop
 from miles_agents.errors import CheckpointError, RunFolderError
 from miles_agents.evaluation import Evaluation
-from miles_agents.runs.html_report import write_report
 from miles_agents.rollout.buffer import BoundedStalenessBuffer
 from miles_agents.rollout.environments import EnvironmentPool
 from miles_agents.rollout.ledger import FailureLedger
 from miles_agents.rollout.source import TaskSource
 from miles_agents.rollout.workers import GroupWorkers
 from miles_agents.runs.folder import RunFolder
+from miles_agents.runs.html_report import write_report
 from miles_agents.runs.plot import write_plot
 from miles_agents.runs.progress import Progress
 from miles_agents.runs.state import write_overrides

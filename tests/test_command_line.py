@@ -116,7 +116,7 @@ def test_help_lists_every_group_and_key_with_its_meaning(capsys: pytest.CaptureF
 @pytest.mark.parametrize("command", ["train", "evaluate"])
 @pytest.mark.parametrize("flags", [["--help"], ["--cfg", "job"]])
 def test_help_and_cfg_load_no_heavy_library(command: str, flags: list[str]) -> None:
-    heavy = "torch transformers ray sglang vllm megatron matplotlib tensorboard".split()
+    heavy = ["torch", "transformers", "ray", "sglang", "vllm", "megatron", "matplotlib", "tensorboard"]
     code = (
         "import sys, runpy\n"
         f"sys.argv = ['{command}', *{flags!r}]\n"

@@ -161,6 +161,13 @@ def test_columns_of_known_sets_work_as_they_are(tmp_path, row, columns, question
     assert (problem.question, problem.answer) == (question, answer)
 
 
+@pytest.mark.parametrize("number", ["0.12345678901234567891", "123456789012345678901234567890.5", "1e-7"])
+def test_numbers_of_json_files_are_not_rounded(tmp_path, number):
+    (tmp_path / "test.jsonl").write_text(f'{{"question": "q", "answer": {number}}}')
+    (problem,) = load_split(str(tmp_path), "test", DataColumns())
+    assert problem.answer == number
+
+
 def test_a_list_of_messages_is_the_prompt_as_it_is(tmp_path):
     messages = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "2+2?"}]
     problem = load_one(tmp_path, {"prompt": messages, "answer": 4}, DataColumns(question=("prompt",)))

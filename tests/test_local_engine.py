@@ -7,13 +7,13 @@ import asyncio
 import numpy as np
 import pytest
 import torch
+from tiny_engine import VOCAB, bits, make_engine, perturbed, plain_logprobs, prompt, request, tiny_llama, tiny_qwen3
 from transformers import GptOssConfig, GptOssForCausalLM, Qwen3MoeConfig, Qwen3MoeForCausalLM
 
 from miles_agents.checks.engine import check_engine
 from miles_agents.engines.local.sampling import sample, uniforms
 from miles_agents.errors import ConfigError
 from miles_agents.types import LogprobsMode, SamplingParams, StopReason
-from tiny_engine import VOCAB, bits, make_engine, perturbed, plain_logprobs, prompt, request, tiny_llama, tiny_qwen3
 
 
 @pytest.mark.parametrize("build", [tiny_qwen3, tiny_llama])
@@ -209,7 +209,7 @@ async def test_a_model_that_needs_other_attention_is_refused() -> None:
         num_local_experts=2,
         num_experts_per_tok=1,
         layer_types=["full_attention"],
-        sliding_window=None,
+        sliding_window=4096,
     )
     torch.manual_seed(0)
     model = GptOssForCausalLM(config)

@@ -134,6 +134,12 @@ def test_checkpoints_of_something_else_are_refused(tmp_path):
         make_rank(OptimizerSettings(name="muon_adamw")).load(good)
     with pytest.raises(CheckpointError, match="another model"):
         make_rank(OptimizerSettings(), tied=False).load(_with_wider_mlp(good, tmp_path / "wide"))
+    weights = (good / "model.safetensors").read_bytes()
+    (good / "model.safetensors").write_bytes(weights[:-8])
+    with pytest.raises(CheckpointError, match="cannot load a model"):
+        rank.load(good)
+    (good / "model.safetensors").write_bytes(weights)
+    rank.load(good)
     (good / STATE_FILE).write_bytes((good / STATE_FILE).read_bytes()[:-200])
     with pytest.raises(CheckpointError, match="broken"):
         rank.load(good)
@@ -153,7 +159,7 @@ def test_a_disk_that_refuses_the_write_is_an_os_error(tmp_path, file):
     before = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
     try:
         resource.setrlimit(resource.RLIMIT_FSIZE, (limit, hard))
-        with pytest.raises(OSError) as caught:  # noqa: PT011 — its number is checked below
+        with pytest.raises(OSError) as caught:
             rank.save(tmp_path)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))

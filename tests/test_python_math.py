@@ -1,11 +1,14 @@
 """The python_math environment: problems, splits, rewards, the busy tool, data files, arguments."""
 
+import inspect
 import json
 import os
+import random
 import time
 from collections import Counter
 from itertools import pairwise
 from pathlib import Path
+from typing import Any, get_type_hints
 
 import pytest
 
@@ -13,6 +16,7 @@ from miles_agents import Episode, Message, Reply
 from miles_agents.checks.env import check_env, check_tasks, play
 from miles_agents.contracts import EnvResources, ExecResult, ExecStatus
 from miles_agents.envs.python_math import generate_problems
+from miles_agents.envs.python_math import problems as problems_module
 from miles_agents.envs.python_math.env import BUSY, INSTRUCTION, PythonMath
 from miles_agents.errors import ConfigError, DataError, SandboxError
 from miles_agents.registry import environments
@@ -99,6 +103,15 @@ def test_no_arithmetic_is_in_two_splits_in_other_words(level):
 def test_no_question_is_twice_in_a_split(level):
     problems = generate_problems(level, "train", 8192)
     assert len({problem.question for problem in problems}) == 8192
+
+
+def test_a_problem_that_comes_up_again_is_not_taken_twice(monkeypatch):
+    draw = problems_module._draw
+    expected = generate_problems(1, "train", 30)
+    monkeypatch.setattr(problems_module, "_draw", lambda rng, *rest: draw(random.Random(rng.randrange(40)), *rest))
+    assert len({problem.question for problem in generate_problems(1, "train", 20)}) == 20
+    monkeypatch.undo()
+    assert generate_problems(1, "train", 30) == expected
 
 
 def test_problems_depend_on_their_arguments_only():
@@ -189,7 +202,7 @@ def test_the_default_splits_are_disjoint_and_identified(level):
     ],
 )
 async def test_rewards_are_strict_and_named(content, answer, form):
-    env = PythonMath()
+    env = PythonMath(**SMALL)
     task = env.tasks("train")[0]
     episode = Episode(task=type(task)(id="t", prompt=task.prompt, answer="42"), replies=[Reply.of(content)])
     assert await env.reward(episode) == {"answer": answer, "format": form}
@@ -376,6 +389,22 @@ async def test_the_gold_answers_of_real_sets_score_full(options, size):
 
 
 # Arguments
+
+
+def test_every_argument_is_typed_for_configuration_and_documented():
+    hints = get_type_hints(PythonMath.__init__)
+    hints.pop("return")
+    assert hints.pop("question_column") is Any
+    allowed = {int, float, str, str | None, int | None}
+    assert {name: hint for name, hint in hints.items() if hint not in allowed} == {}
+    described = (inspect.getdoc(PythonMath) or "").partition("Args:")[2]
+    assert [name for name in (*hints, "question_column") if f"\n    {name}: " not in described] == []
+
+
+def test_the_outer_deadline_leaves_the_sandbox_time_to_stop_the_code():
+    assert PythonMath(tool_timeout_s=7.0).tool_timeout_s > 7.0
+    assert PythonMath(tool_timeout_s=7.0).all_tools()[0].timeout_s == 7.0
+    assert PythonMath(max_output_chars=300).all_tools()[0].max_output_chars == 300
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from rich.console import Console
 
-from miles_agents.errors import FailureCause
+from miles_agents.errors import ConfigError, FailureCause
 from miles_agents.runs import (
     Progress,
     Row,
@@ -105,6 +105,36 @@ def test_time_left_follows_the_last_ten_steps() -> None:
         clock.now += 100.0 if step <= 10 else 1.0
         progress.update(step, {})
     assert progress.seconds_left() == pytest.approx(10.0)
+
+
+def test_what_was_measured_before_the_first_step_counts_as_no_step() -> None:
+    clock = Clock()
+    console = Console(file=io.StringIO(), width=80)
+    progress = Progress(2, console, clock=clock)
+    clock.now += 50.0
+    progress.update(0, {"eval/accuracy": 0.25})
+    clock.now += 2.0
+    progress.update(1, {})
+    assert console.file.getvalue().splitlines() == [
+        "step 0/2  held-out 0.250  50 s so far",
+        "step 1/2  52 s so far, 2 s left",
+    ]
+
+
+@pytest.mark.parametrize(("mode", "terminal", "lines"), [("off", True, 0), ("off", False, 0), ("plain", True, 1)])
+def test_the_view_can_be_chosen(monkeypatch: pytest.MonkeyPatch, mode: str, terminal: bool, lines: int) -> None:
+    monkeypatch.delenv("CI", raising=False)
+    console = Console(file=io.StringIO(), width=80, force_terminal=terminal, color_system=None)
+    with Progress(2, console, mode=mode) as progress:
+        progress.status("evaluating")
+        progress.update(1, {})
+    assert len(console.file.getvalue().splitlines()) == lines
+    assert "\x1b" not in console.file.getvalue()
+
+
+def test_an_unknown_view_is_named() -> None:
+    with pytest.raises(ConfigError, match=r"unknown progress view 'lively'\. Did you mean 'live'"):
+        Progress(2, mode="lively")
 
 
 @pytest.mark.parametrize(

@@ -179,6 +179,14 @@ def test_every_float32_that_is_a_number_comes_back_bit_for_bit(patterns: list[in
     assert same(before, trajectory_from_json(json.loads(text)))
 
 
+def test_neighbouring_logprobs_stay_apart() -> None:
+    # Between 10 and 16 float32 values lie 2^-20 (9.5e-7) apart: eight significant digits would merge some of them.
+    first = np.float32(10).view(np.uint32)
+    logprobs = -np.arange(first, first + 5000, dtype=np.uint32).view(np.float32)
+    before = dataclasses.replace(failed_trajectory(), turns=(turn([1], [2] * 5000, logprobs=logprobs),))
+    assert same(before, trajectory_from_json(json.loads(json.dumps(trajectory_to_json(before)))))
+
+
 def test_nan_logprobs_stay_nan() -> None:
     lost = turn([1], [2, 3], logprobs=np.asarray([np.nan, -np.inf], np.float32))
     back = trajectory_from_json(trajectory_to_json(dataclasses.replace(failed_trajectory(), turns=(lost,))))

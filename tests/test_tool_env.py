@@ -1,6 +1,7 @@
 """`ToolEnv`: running calls, feedback, limits, scoring, and who is told about which error."""
 
 import asyncio
+import threading
 import time
 
 import numpy as np
@@ -101,6 +102,14 @@ async def test_an_episode_runs_tools_and_scores_the_final_reply():
     assert step.info["rewards"] == {"reward": 1.0}
 
 
+async def test_changing_the_schemas_of_one_episode_changes_no_other():
+    env = Sums()
+    _, info = await env.reset(seed=0, options=OPTIONS)
+    info["tools"].pop()["function"].clear()
+    _, info = await env.reset(seed=0, options=OPTIONS)
+    assert [schema["function"]["name"] for schema in info["tools"]] == ["add", "wait", "block", "fail"]
+
+
 async def test_reward_sees_the_whole_episode():
     seen = []
 
@@ -167,12 +176,12 @@ async def test_calls_beyond_the_limit_of_a_turn_are_answered_not_executed():
     assert step.observation[16].text == "Error: not executed: at most 16 calls in one turn"
 
 
-@pytest.mark.parametrize("slow", [call("wait", seconds=30), call("block", seconds=1.0)])
+@pytest.mark.parametrize("slow", [call("wait", seconds=30), call("block", seconds=5.0)])
 async def test_a_slow_tool_is_a_timeout_message_and_the_episode_goes_on(slow):
     env = await started(Sums())
     begun = time.perf_counter()
     step = await env.step(calls(slow, call("add", a=1, b=1)))
-    assert time.perf_counter() - begun < 0.9
+    assert time.perf_counter() - begun < 2.0
     assert step.observation[0].text == f"Error: '{slow.name}' timed out after 0.3 s"
     assert step.observation[1].text == "2"
     assert (await env.step(Reply.of("4"))).reward == 1.0
@@ -424,8 +433,7 @@ async def test_F07_one_slow_reward_holds_up_no_other_and_not_the_event_loop():
             return 1.0
 
     def busy():
-        end = time.perf_counter() + 1.5  # past the limit, in pure Python
-        while time.perf_counter() < end:
+        while not over.is_set():  # in pure Python, far past the limit
             pass
 
     async def heartbeat():
@@ -436,6 +444,7 @@ async def test_F07_one_slow_reward_holds_up_no_other_and_not_the_event_loop():
             last = time.perf_counter()
 
     gaps = []
+    over = threading.Event()
     envs = [Slow(busy), *(Slow(lambda: time.sleep(0.3)) for _ in range(63))]
     for env in envs:
         await started(env)
@@ -443,11 +452,12 @@ async def test_F07_one_slow_reward_holds_up_no_other_and_not_the_event_loop():
     begun = time.perf_counter()
     results = await asyncio.gather(*(env.step(Reply.of("")) for env in envs), return_exceptions=True)
     took = time.perf_counter() - begun
+    over.set()
     beating.cancel()
     assert isinstance(results[0], GraderError)
     assert "reward took more than 0.8 s" in str(results[0])
     assert [result.reward for result in results[1:]] == [1.0] * 63
-    assert took < 1.4  # 19 s one after another
+    assert took < 5.0  # 0.8 s; 19 s one after another
     assert max(gaps) < 0.2
 
 

@@ -83,14 +83,14 @@ class PythonMath(ToolEnv):
         self.system_prompt = system_prompt
         self.max_turns = max_turns
         self.busy_probability = busy_probability
-        self.max_output_chars = max_output_chars
         self.tool_timeout_s = tool_timeout_s + _KILL_GRACE_S
         self.reward_weights = {"answer": answer_weight, "format": format_weight}
         self._sizes = {"train": train_size, "validation": validation_size, "test": test_size}
-        self._check_ranges(tool_timeout_s)
+        self._check_ranges(tool_timeout_s, max_output_chars)
         weights = self.reward_weights.values()
         self.reward_range = (sum(min(weight, 0.0) for weight in weights), sum(max(weight, 0.0) for weight in weights))
-        self._python = PythonTool(timeout_s=tool_timeout_s)
+        self._python = PythonTool(timeout_s=tool_timeout_s, max_output_chars=max_output_chars)
+        self.max_output_chars = 3 * max_output_chars + 1000  # the tool cuts its own; this is never reached
         self._tasks: dict[str, tuple[Task, ...]] = {}
         self._was_busy = False
 
@@ -171,7 +171,7 @@ class PythonMath(ToolEnv):
         text = default if self.system_prompt is None else self.system_prompt
         return (Message.system(text),) if text else ()
 
-    def _check_ranges(self, tool_timeout_s: float) -> None:
+    def _check_ranges(self, tool_timeout_s: float, max_output_chars: int) -> None:
         sizes = [
             (f"{split}_size", size, size is None or size >= 1, "at least 1") for split, size in self._sizes.items()
         ]
@@ -184,7 +184,7 @@ class PythonMath(ToolEnv):
             ("max_turns", self.max_turns, self.max_turns >= 1, "at least 1"),
             ("busy_probability", self.busy_probability, 0 <= self.busy_probability <= 1, "between 0 and 1"),
             ("tool_timeout_s", tool_timeout_s, 0 < tool_timeout_s < math.inf, "above 0"),
-            ("max_output_chars", self.max_output_chars, self.max_output_chars >= 100, "at least 100"),
+            ("max_output_chars", max_output_chars, max_output_chars >= 100, "at least 100"),
             *sizes,
             *weights,
         ]

@@ -50,6 +50,7 @@ class Env(ABC):
     Randomness comes from `self.np_random`, seeded by `reset(seed=…)`, never from global generators.
     """
 
+    configurable: ClassVar[tuple[str, ...]] = ()  # class attributes that `env.NAME=…` may set besides `__init__`'s
     splits: ClassVar[tuple[str, ...]] = ("train", "validation", "test")
     reward_range: tuple[float, float] = (0.0, 1.0)  # of a whole episode, both ends included
 

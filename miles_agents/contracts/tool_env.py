@@ -7,12 +7,13 @@ keeps the limits and scores the end.
 from __future__ import annotations
 
 import asyncio
+import copy
 import inspect
 import math
 import time
 from abc import abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, cast
+from typing import Any, ClassVar, cast
 
 import numpy as np
 
@@ -46,6 +47,8 @@ class ToolEnv(Env):
     `reward`, where a bug is a `GraderError`.
     """
 
+    configurable: ClassVar[tuple[str, ...]] = ("max_turns", "tool_timeout_s", "max_calls_per_turn")
+
     tools: Sequence[Tool | Callable[..., Any]] = ()
     max_turns: int = 8
     max_calls_per_turn: int = 16  # further calls of one reply are answered with an error
@@ -55,7 +58,8 @@ class ToolEnv(Env):
     reward_weights: Mapping[str, float] = {}  # by reward name; a name left out weighs 1
 
     _episode: Episode | None = None
-    _toolbox: Mapping[str, Tool] | None = None
+    _toolbox: Mapping[str, Tool] | None = None  # made at the first reset; the same for every episode
+    _schemas: Sequence[dict[str, Any]] = ()
     _sandbox: Sandbox | None = None
 
     @abstractmethod
@@ -92,7 +96,7 @@ class ToolEnv(Env):
         except BaseException:
             await self.close()
             raise
-        return ResetResult(task.prompt, {"tools": [tool.schema() for tool in toolbox.values()]})
+        return ResetResult(task.prompt, {"tools": copy.deepcopy(list(self._schemas))})
 
     async def begin(self, task: Task) -> None:
         """Hook: set up the episode's own state (files in the sandbox, counters)."""
@@ -142,6 +146,7 @@ class ToolEnv(Env):
                 if tool.name in toolbox:
                     raise UsageError(f"{type(self).__name__} has two tools named '{tool.name}'; rename one of them")
                 toolbox[tool.name] = tool
+            self._schemas = [tool.schema() for tool in toolbox.values()]
             self._toolbox = toolbox
         return self._toolbox
 

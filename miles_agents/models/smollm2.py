@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import importlib.util
 import json
-import os
 import shutil
 import tempfile
 from pathlib import Path
@@ -102,7 +101,7 @@ def _gguf_file() -> Path:
 
 def _move_into_place(beside: Path, folder: Path) -> None:
     try:
-        os.replace(beside, folder)  # noqa: PTH105 — one rename; fails where another process was first
-    except OSError:
+        beside.replace(folder)
+    except OSError:  # another process was first
         if not (folder / "config.json").is_file():
             raise

@@ -10,12 +10,14 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Protocol
 
 import numpy as np
 
+from miles_agents.chat import is_long
 from miles_agents.contracts import Env, RolloutEngine, StepResult
 from miles_agents.errors import EpisodeError, FailureCause, UsageError
 from miles_agents.rollout.seeds import derive_seed
@@ -161,7 +163,9 @@ class EpisodePlayer:
     async def _run(self, env: Env, spec: EpisodeSpec, progress: _Progress) -> tuple[StepResult | None, bool]:
         began = time.perf_counter()
         observation, info = await env.reset(seed=derive_seed(spec.seed, "env"), options={"task": spec.task})
-        progress.ids = self._chat.first_prompt(observation, info.get("tools", ()))
+        progress.ids = await self._off_loop(
+            observation, lambda: self._chat.first_prompt(observation, info.get("tools", ()))
+        )
         progress.timings["setup"] = time.perf_counter() - began
         while True:
             room = self._sampling.max_tokens - len(progress.ids)
@@ -174,8 +178,14 @@ class EpisodePlayer:
             result = await self._step(env, progress, completion)
             if result.terminated or result.truncated:
                 return result, False
-            suffix = self._chat.suffix(result.observation, completion_ids=completion.ids)
+            said, ids = result.observation, completion.ids
+            suffix = await self._off_loop(said, partial(self._chat.suffix, said, completion_ids=ids))
             progress.ids = np.concatenate([progress.ids, completion.ids, suffix]).astype(np.int32)
+
+    @staticmethod
+    async def _off_loop(messages: Sequence[Message], work: Callable[[], IntArray]) -> IntArray:
+        """Tokenise; long texts in a thread, so that the event loop goes on."""
+        return await asyncio.to_thread(work) if is_long(messages) else work()
 
     async def _generate(self, spec: EpisodeSpec, progress: _Progress, max_new_tokens: int) -> Completion:
         progress.phase = FailureCause.ENGINE

@@ -258,8 +258,7 @@ def _child(root: Path, name: str) -> Path:
 
 
 def _make_named(path: Path) -> Path:
-    if path.is_dir() and any(entry.name != ".lock" for entry in path.iterdir()):
-        raise _exists(path)
+    RunFolder.refuse_existing(path)
     path.mkdir(parents=True, exist_ok=True)
     return path.resolve()
 

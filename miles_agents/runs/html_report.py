@@ -100,8 +100,10 @@ def report_data(run: RunFolder, *, decode: Decode | None, limits: ReportLimits) 
 
 def render_page(title: str, data: JsonObject) -> str:
     """The page: template, style, script and data in one text."""
-    # ASCII only, and no character that means something to an HTML parser: "</script>" becomes "\u003c/script\u003e".
-    payload = json.dumps(data, ensure_ascii=True, allow_nan=False, separators=(",", ":"))
+    payload = json.dumps(data, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+    # Half a surrogate pair is no character: no file can hold it, and in a page it crashes Chromium's dump.
+    payload = re.sub("[\ud800-\udfff]", "\ufffd", payload)
+    # No character that means something to an HTML parser: "</script>" becomes "\u003c/script\u003e".
     for character in "<>&":
         payload = payload.replace(character, f"\\u{ord(character):04x}")
     script = _part("report.js")

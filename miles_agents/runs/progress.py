@@ -15,9 +15,11 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
+from miles_agents.errors import ConfigError, did_you_mean
 from miles_agents.runs.metrics import MetricName
 from miles_agents.runs.tables import printable
 
+_MODES = ("auto", "live", "plain", "off")
 _BARS = "▁▂▃▄▅▆▇█"
 _RECENT_STEPS = 10  # time left is estimated from these
 _SHOWN: tuple[tuple[MetricName, str, str], ...] = (
@@ -34,6 +36,7 @@ class Progress:
     Args:
         total_steps: the run's last step, counted from 1.
         console: default: standard output. Where it is no terminal, or `CI` is set, lines are printed instead.
+        mode: "auto" as said above; "live" and "plain" force one or the other; "off" shows nothing.
         first_step: the step a resumed run starts from (0: a new run).
         clock: gives seconds; for tests.
     """
@@ -43,11 +46,15 @@ class Progress:
         total_steps: int,
         console: Console | None = None,
         *,
+        mode: str = "auto",
         first_step: int = 0,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
+        if mode not in _MODES:
+            raise ConfigError(f"unknown progress view {mode!r}. {did_you_mean(mode, _MODES)}")
         self._total = total_steps
         self._console = console or Console()
+        self._mode = mode
         self._clock = clock
         self._step = first_step
         self._started = clock()
@@ -58,7 +65,8 @@ class Progress:
         self._live: Live | None = None
 
     def __enter__(self) -> Progress:
-        if self._console.is_terminal and not os.environ.get("CI"):
+        in_terminal = self._console.is_terminal and not os.environ.get("CI")
+        if self._mode == "live" or (self._mode == "auto" and in_terminal):
             self._live = Live(self._render(), console=self._console, auto_refresh=False, transient=False)
             self._live.start()
         return self
@@ -73,16 +81,22 @@ class Progress:
             self._live = None
 
     def update(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Step `step` (1 is the first) is done, with these metrics; what is missing keeps its last value."""
+        """Step `step` (1 is the first) is done, with these metrics; what is missing keeps its last value.
+
+        Before the first step, `update(first_step, …)` shows what was measured beforehand.
+        """
+        if step > self._step:
+            self._finished_at = [*self._finished_at, self._clock()][-_RECENT_STEPS - 1 :]
+        else:
+            self._finished_at = [self._clock()]
         self._step = step
-        self._finished_at = [*self._finished_at, self._clock()][-_RECENT_STEPS - 1 :]
         self._latest.update(metrics)
         if MetricName.RAW_REWARD in metrics:
             self._rewards.append(metrics[MetricName.RAW_REWARD])
         self._status = ""
         if self._live is not None:
             self._live.update(self._render(), refresh=True)
-        else:
+        elif self._mode != "off":
             self._console.print(self._line(metrics), soft_wrap=True, highlight=False, markup=False)
 
     def status(self, text: str) -> None:

@@ -174,5 +174,5 @@ def _load(module: str, package: str) -> Any:
             raise
         extra = "tensorboard" if package == "tensorboard" else "'miles-agents[track]'"
         raise UsageError(
-            f"tracker {package} needs the package {package}: pip install {extra}, or leave it out of logging.trackers"
+            f"tracker {package} needs the package {package}: pip install {extra}, or set logging.{package}=false"
         ) from error

@@ -108,9 +108,10 @@ def build_starter(folder: Path, recipe: Recipe, *, on_progress: Callable[[str], 
     on_progress("training the tokenizer")
     save_tokenizer(train_tokenizer(_problems(recipe), seed=recipe.seed), folder)
     model = new_model(recipe.seed)
+    algorithm = Supervised()
     rank = LocalTrainerRank(
         model=model,
-        algorithm=Supervised(),
+        algorithm=algorithm,
         optimizer=OptimizerSettings(
             name="muon_adamw",
             lr=recipe.lr,
@@ -126,6 +127,7 @@ def build_starter(folder: Path, recipe: Recipe, *, on_progress: Callable[[str], 
         execution=Execution(token_budget=1 << 20),
     )
     for step, batch in enumerate(warm_start_batches(ChatFormat.from_folder(folder), recipe), start=1):
+        algorithm.advantages(batch)
         metrics = rank.step(batch)
         if step % 10 == 0 or step == recipe.steps:
             on_progress(f"warm start {step}/{recipe.steps}, loss {metrics['loss']:.3f}")

@@ -230,6 +230,11 @@ class NamespaceSandboxes(SandboxProvider):
         loaded = f", preloaded {', '.join(self._preload)}" if self._preload else ""
         return f"namespace ({kind}; pid, net, mount, ipc, uts; seccomp; {bounds}{loaded})"
 
+    @property
+    def process_id(self) -> int:
+        """Of the zygote's launcher: everything the sandboxes run is below it. 0 while it is not running."""
+        return self._zygote.process.pid if self._zygote else 0
+
     async def start(self) -> None:
         """Check the machine, start the zygote and wait until it is warm. A second call does nothing.
 
@@ -274,14 +279,15 @@ class NamespaceSandboxes(SandboxProvider):
                 with theirs:
                     socket.send_fds(self._zygote.control, [b"s"], [theirs.fileno()])
                 greeting = await wire.receive(_OPEN_S)
-                if "failed" in greeting:
-                    raise SandboxError(f"a sandbox session could not be set up: {greeting['failed']}")
             except OSError as error:
                 wire.close()
                 raise SandboxError(f"the sandbox zygote is gone: {error}") from error
             except BaseException:
                 wire.close()
                 raise
+        if "failed" in greeting:
+            wire.close()
+            raise SandboxError(f"a sandbox session could not be set up: {greeting['failed']}")
         return wire
 
     def forget(self, sandbox: NamespaceSandbox) -> None:
@@ -298,7 +304,7 @@ class NamespaceSandboxes(SandboxProvider):
             await asyncio.to_thread(sweep, self._owner)
 
     def _max_answer_bytes(self) -> int:
-        """The largest honest answer: a file in base64, or two streams whose every byte became a `\\uXXXX` escape."""
+        """The largest honest answer: a file in base64, or two streams with six bytes of JSON for each one."""
         file = (self._limits.file_mb << 20) * 4 // 3
         streams = 2 * (self._limits.output_kb << 10) * 6
         return file + streams + (1 << 20)
@@ -332,7 +338,7 @@ def _command(control_fd: int) -> list[str]:
 
 async def _start_zygote(settings: dict[str, Any]) -> _Zygote:
     ours, theirs = socket.socketpair()
-    log = tempfile.TemporaryFile()
+    log = tempfile.TemporaryFile()  # noqa: SIM115 — closed by _stop_zygote
     with theirs:
         # Started from the loop's own thread: the zygote is killed when the thread that started it ends.
         process = subprocess.Popen(  # noqa: ASYNC220, S603 — returns as soon as the new program runs

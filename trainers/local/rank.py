@@ -164,7 +164,11 @@ class LocalTrainerRank(TrainerRank):
         """
         state = _read_state(folder)
         try:
-            self.module.load_state_dict(load_causal_lm(folder, dtype="float32").state_dict())
+            weights = load_causal_lm(folder, dtype="float32").state_dict()
+        except UsageError as error:
+            raise CheckpointError(str(error)) from error
+        try:
+            self.module.load_state_dict(weights)
         except RuntimeError as error:
             raise CheckpointError(f"{folder} is a checkpoint of another model: {error}") from error
         self._optimizer.load_state_dict(state["optimizer"])

@@ -26,7 +26,7 @@ from miles_agents.contracts import RolloutEngine
 from miles_agents.engines.local.model import SlotModel
 from miles_agents.engines.local.sampling import uniforms
 from miles_agents.engines.local.scheduler import Job, Scheduler
-from miles_agents.engines.local.shapes import KEY_BLOCK, Shapes, check_against_plain_attention, probe
+from miles_agents.engines.local.shapes import KEY_BLOCK, ROW_BLOCK, Shapes, check_against_plain_attention, probe, up
 from miles_agents.engines.local.weights import replace_weights
 from miles_agents.engines.local.worker import Worker, settle
 from miles_agents.errors import ConfigError, EngineError, WeightSyncError, did_you_mean
@@ -73,13 +73,13 @@ class LocalEngine(RolloutEngine):
         if dtype not in _DTYPES:
             raise ConfigError(f"unknown engine.dtype '{dtype}'. {did_you_mean(dtype, _DTYPES)}")
         self.context_length = context_length
-        self._length = -(-context_length // KEY_BLOCK) * KEY_BLOCK
-        self._slots, self._deterministic, self._dtype = slots, deterministic, _DTYPES[dtype]
+        self._length, self._rows = up(context_length, KEY_BLOCK), up(slots, ROW_BLOCK)
+        self._deterministic, self._dtype = deterministic, _DTYPES[dtype]
         self._ladder = Shapes.ladder(
-            slots=slots,
+            slots=self._rows,
             length=self._length,
             prefill_rows=prefill_rows,
-            prefill_chunk=min(prefill_chunk, self._length),
+            prefill_chunk=prefill_chunk,
         )
         scheduler = Scheduler(slots=slots, session_idle_s=session_idle_s, steal_idle=not deterministic)
         self._worker = Worker(scheduler, threads=threads)
@@ -120,7 +120,7 @@ class LocalEngine(RolloutEngine):
         await self.start()
 
         def load() -> None:
-            model = SlotModel(module, share=share, dtype=self._dtype, slots=self._slots, length=self._length)
+            model = SlotModel(module, share=share, dtype=self._dtype, slots=self._rows, length=self._length)
             check_against_plain_attention(model, self._ladder)
             shapes = probe(model, self._ladder) if self._deterministic else self._ladder
             self._worker.forget()

@@ -12,6 +12,8 @@ from __future__ import annotations
 
 import copy
 import inspect
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -184,6 +186,19 @@ class SlotModel:
             )
             logits: Tensor = output.logits[:, -1].float()
             return logits
+
+    @contextmanager
+    def shallow(self) -> Iterator[None]:
+        """Run the first two layers only, where all layers have the same sizes: as much as shapes need to be probed."""
+        layers = getattr(self.module.get_decoder(), "layers", None) or []
+        sizes = [[(name, p.shape) for name, p in layer.named_parameters()] for layer in layers]
+        depth = self.config.num_hidden_layers
+        if len(sizes) > 2 and all(size == sizes[0] for size in sizes):
+            self.config.num_hidden_layers = 2
+        try:
+            yield
+        finally:
+            self.config.num_hidden_layers = depth
 
     def plain_logits(self, ids_L: NDArray[np.int64]) -> Tensor:
         """Logits of the last token by the model's own attention without a cache, (V,) float32: the reference."""

@@ -28,6 +28,8 @@ Ints = NDArray[np.int64]
 logger = logging.getLogger(__name__)
 
 KEY_BLOCK = 32
+# Threads share the rows of a matrix product; of fewer rows than this some get a remainder that is summed otherwise.
+ROW_BLOCK = 8
 _MOST_KEY_LENGTHS = 16
 _MOST_WIDTHS = 6
 
@@ -46,13 +48,14 @@ class Shapes:
 
     @classmethod
     def ladder(cls, *, slots: int, length: int, prefill_rows: int, prefill_chunk: int) -> Shapes:
-        """Every candidate, for a cache of `slots` rows and `length` tokens."""
-        step = KEY_BLOCK * -(-length // (KEY_BLOCK * _MOST_KEY_LENGTHS))
-        width_step = -(-prefill_chunk // (8 * _MOST_WIDTHS)) * 8
+        """Every candidate, for a cache of `slots` rows (of `ROW_BLOCK`) and `length` tokens (of `KEY_BLOCK`)."""
+        step = up(-(-length // _MOST_KEY_LENGTHS), KEY_BLOCK)
+        prefill_chunk = min(up(prefill_chunk, ROW_BLOCK), length)
+        width_step = up(-(-prefill_chunk // _MOST_WIDTHS), ROW_BLOCK)
         return cls(
             decode_rows=_steps(slots, smallest=4),
             prefill_rows=_steps(min(prefill_rows, slots), smallest=1),
-            prefill_widths=tuple(sorted({*range(width_step, prefill_chunk, width_step), prefill_chunk})),
+            prefill_widths=tuple(range(width_step, prefill_chunk, width_step)) + (prefill_chunk,),
             keys=tuple(sorted({*range(step, length, step), length})),
         )
 
@@ -64,6 +67,11 @@ def _steps(largest: int, *, smallest: int) -> tuple[int, ...]:
         steps.update({step, min(step + step // 2, largest)})
         step *= 2
     return tuple(sorted(steps))
+
+
+def up(size: int, block: int) -> int:
+    """`size` rounded up to a multiple of `block`."""
+    return -(-size // block) * block
 
 
 def fit(ladder: tuple[int, ...], need: int) -> int:
@@ -85,6 +93,8 @@ def check_against_plain_attention(model: SlotModel, shapes: Shapes) -> None:
     expected = model.plain_logits(ids_L)
     difference = float((got - expected).abs().max() / expected.abs().max().clamp_min(1e-6))
     model.cache.clear()
+    if not torch.isfinite(expected).all():
+        raise ConfigError(f"{type(model.module).__name__} gives logits that are not finite; its weights are damaged")
     if not difference <= _TOLERANCE[model.module.dtype]:  # also refuses NaN
         raise ConfigError(
             f"{type(model.module).__name__} needs more than causal softmax attention: the local engine's logits differ "
@@ -100,13 +110,12 @@ def probe(model: SlotModel, ladder: Shapes) -> Shapes:
     """
     work = _Probe(model, ladder)
     try:
-        found = replace(
-            ladder,
-            decode_rows=work.decode_rows(),
-            prefill_rows=work.prefill_rows(),
-            prefill_widths=work.prefill_widths(),
-        )
-        found = replace(found, keys=work.keys(found))
+        with model.shallow():
+            prefill_rows, prefill_widths = work.prefill_shapes()
+            found = replace(
+                ladder, decode_rows=work.decode_rows(), prefill_rows=prefill_rows, prefill_widths=prefill_widths
+            )
+            found = replace(found, keys=work.keys(found))
     finally:
         model.cache.clear()
     logger.debug("bit-equal shapes: %s", found)
@@ -145,25 +154,20 @@ class _Probe:
         self._refuse_order_dependence(run, reference)
         return self._agreeing(ladder, lambda rows: _same(run(np.arange(rows)), reference, rows))
 
-    def prefill_rows(self) -> tuple[int, ...]:
-        """Row counts of prefill calls that write the keys and values of the largest."""
-        ladder = self.ladder.prefill_rows
-        ids = self._ids(ladder[-1], self.ladder.prefill_widths[-1])
-        reference = self._written(ids, np.arange(ladder[-1]))
+    def prefill_shapes(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        """Row counts and widths such that each pair writes the keys and values that the largest pair writes."""
+        rows_ladder, widths_ladder = self.ladder.prefill_rows, self.ladder.prefill_widths
+        largest_N = np.arange(rows_ladder[-1])
+        ids = self._ids(len(largest_N), widths_ladder[-1])
+        reference = self._written(ids, largest_N)
         self._refuse_order_dependence(lambda rows_N: self._written(ids[rows_N], rows_N), reference)
-        return self._agreeing(ladder, lambda rows: _same(self._written(ids[:rows], np.arange(rows)), reference, rows))
 
-    def prefill_widths(self) -> tuple[int, ...]:
-        """Widths of prefill calls that write the keys and values of the largest."""
-        ladder, rows_N = self.ladder.prefill_widths, np.arange(self.ladder.prefill_rows[-1])
-        ids = self._ids(len(rows_N), ladder[-1])
-        reference = self._written(ids, rows_N)
+        def agrees(rows: int, width: int) -> bool:
+            written = self._written(ids[:rows, :width], np.arange(rows))
+            return _same(written, [states[:, :, :width] for states in reference], rows)
 
-        def agrees(width: int) -> bool:
-            cut = [states[:, :, :width] for states in reference]
-            return _same(self._written(ids[:, :width], rows_N), cut, len(rows_N))
-
-        return self._agreeing(ladder, agrees)
+        widths = self._agreeing(widths_ladder, lambda width: agrees(rows_ladder[-1], width))
+        return self._agreeing(rows_ladder, lambda rows: all(agrees(rows, width) for width in widths)), widths
 
     def keys(self, shapes: Shapes) -> tuple[int, ...]:
         """Key lengths at which attention has the bits of the longest, at every other size in `shapes`."""

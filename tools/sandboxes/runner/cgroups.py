@@ -112,7 +112,7 @@ class ControlGroups:
         settings = _settings(memory_mb, processes, unified="" in self._parents)
         for controller, files in settings.items():
             group = self._group(slot)
-            os.mkdir(group, dir_fd=self._parents[controller])  # noqa: PTH102 — pathlib has no dir_fd
+            os.mkdir(group, dir_fd=self._parents[controller])
             for file, value in files.items():
                 self._write(controller, f"{group}/{file}", value)
         return slot
@@ -131,7 +131,7 @@ class ControlGroups:
         for slot in range(self._made):
             for folder in self._parents.values():
                 with contextlib.suppress(OSError):  # one that is busy is swept later, by its name
-                    os.rmdir(self._group(slot), dir_fd=folder)  # noqa: PTH106
+                    os.rmdir(self._group(slot), dir_fd=folder)
 
     def _group(self, slot: int) -> str:
         return f"{self._owner}-{slot}"

@@ -55,7 +55,7 @@ def _bytes(text: str | None) -> bytes | None:
 
 
 def mount(source: str | None, target: str, kind: str | None, flags: int, data: str | None = None) -> None:
-    """mount(2).
+    """Mount something, or change a mount.
 
     Raises:
         OSError: the kernel refuses; the message names both ends.
@@ -65,17 +65,17 @@ def mount(source: str | None, target: str, kind: str | None, flags: int, data: s
 
 
 def unmount(target: str) -> None:
-    """umount2(2), detaching."""
+    """Detach a mount."""
     _check(_libc.umount2(_bytes(target), MNT_DETACH), f"umount {target}")
 
 
 def pivot_root(new_root: str, put_old: str) -> None:
-    """pivot_root(2)."""
+    """Make `new_root` the root of this mount namespace."""
     _check(_libc.pivot_root(_bytes(new_root), _bytes(put_old)), "pivot_root")
 
 
 def unshare(flags: int) -> None:
-    """unshare(2)."""
+    """Leave namespaces for fresh ones."""
     _check(_libc.unshare(flags), "unshare")
 
 
@@ -87,7 +87,7 @@ def clone(flags: int) -> int:
 
 
 def set_host_name(name: str) -> None:
-    """sethostname(2), in the own UTS namespace."""
+    """Name the own UTS namespace."""
     _check(_libc.sethostname(name.encode(), len(name)), "sethostname")
 
 

@@ -7,15 +7,20 @@ import os
 import signal
 import time
 from pathlib import Path
+from typing import NamedTuple
 
 _STRAYS_S = 2.0  # for a busy machine; a dying process needs microseconds
+
+
+def _process_folders() -> list[str]:
+    return [name for name in os.listdir("/proc") if name.isdigit()]  # noqa: PTH208 — after every call: no Path objects
 
 
 def _others(worker: int) -> list[int]:
     """Every live process but PID 1 and the worker (the dead wait for their parent and do nothing)."""
     found = []
-    for name in os.listdir("/proc"):
-        if name.isdigit() and int(name) not in (1, worker):
+    for name in _process_folders():
+        if int(name) not in (1, worker):
             try:
                 state = Path("/proc", name, "stat").read_text().rpartition(")")[2].split()[0]
             except OSError:
@@ -49,31 +54,34 @@ def kill_everything() -> dict[int, int]:
     return endings
 
 
-def kill_strays(worker: int) -> tuple[int, bool]:
-    """Kill what a call left running; the worker stands still meanwhile, so that it starts nothing new.
+class Strays(NamedTuple):
+    """What `kill_strays` did."""
 
-    Returns how many were killed, and False if they multiply faster than they die.
-    """
+    killed: int
+    all_gone: bool  # False: they multiply faster than they die
+
+
+def kill_strays(worker: int) -> Strays:
+    """Kill what a call left running; the worker stands still meanwhile, so that it starts nothing new."""
     strays = _others(worker)
     if not strays:
-        return 0, True
+        _reap_orphans(worker)
+        return Strays(0, True)
     seen = set(strays)
     os.kill(worker, signal.SIGSTOP)
     deadline = time.monotonic() + _STRAYS_S
     try:
-        while time.monotonic() < deadline:
+        while strays and time.monotonic() < deadline:
             for pid in strays:
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(pid, signal.SIGKILL)
+            time.sleep(0.0005)
             strays = _others(worker)
             seen.update(strays)
-            if not strays:
-                return len(seen), True
-            time.sleep(0.0005)
-        return len(seen), False
     finally:
         os.kill(worker, signal.SIGCONT)
         _reap_orphans(worker)
+    return Strays(len(seen), not strays)
 
 
 def _reap_orphans(worker: int) -> None:
@@ -88,8 +96,8 @@ def _reap_orphans(worker: int) -> None:
 def memory_mb() -> float:
     """Private memory of all processes but PID 1, shared pages counted by their share."""
     total_kb = 0
-    for name in os.listdir("/proc"):
-        if not name.isdigit() or name == "1":
+    for name in _process_folders():
+        if name == "1":
             continue
         with contextlib.suppress(OSError):
             for line in Path("/proc", name, "smaps_rollup").read_text().splitlines():

@@ -33,7 +33,7 @@ WORK_FOLDER = "/tmp"  # noqa: S108 — of the session's own tree
 _DEVICES = ("null", "zero", "urandom", "random")
 _LIBRARY_LINKS = ("lib", "lib64", "usr/lib64")
 _MOUNT_POINTS = ("/mnt", "/media", "/srv", "/run", "/sys", "/opt", "/var/tmp")  # noqa: S108
-_PASSWD = "user:x:1000:1000::/tmp:/bin/false\n"
+_USERS = "user:x:1000:1000::/tmp:/bin/false\n"
 _OLD = "old"
 
 
@@ -137,7 +137,7 @@ def _fill(root: Path, sources: _Sources) -> None:
         mount(None, place, None, MS_BIND | MS_REMOUNT | MS_RDONLY | MS_NOSUID | MS_NODEV)
     _add_links(root)
     (root / "etc").mkdir()
-    (root / "etc/passwd").write_text(_PASSWD)
+    (root / "etc/passwd").write_text(_USERS)
     for device in _DEVICES:
         _make_place(Path("/dev", device), root / "dev" / device)
         mount(f"/dev/{device}", str(root / "dev" / device), None, MS_BIND)

@@ -42,7 +42,9 @@ def start_session(fd: int, place: Place, settings: dict[str, Any], groups: Contr
 def _become_session(fd: int, place: Place, settings: dict[str, Any], groups: ControlGroups) -> NoReturn:
     try:
         signal.set_wakeup_fd(-1)
-        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+        # The kernel keeps signals from PID 1 only while it has no handler of its own for them.
+        for number in (signal.SIGCHLD, signal.SIGINT):
+            signal.signal(number, signal.SIG_DFL)
         if place.slot is not None:
             groups.join(place.slot)
         os.dup2(fd, _SESSION_FD)

@@ -265,10 +265,13 @@ class Supervisor:
             ending = self._respawn()
             exit_code = ending if died else None
         else:
-            strays, clean = kill_strays(worker.pid)
-            if not clean:
+            strays, all_gone = kill_strays(worker.pid)
+            if not all_gone:
                 self._respawn()
                 lost = True
+            elif strays or call.interrupted:
+                with contextlib.suppress(OSError):  # a worker that is going under is noticed by the next call
+                    os.write(worker.calls, encode({"collect": True}))
         return {
             "status": call.status,
             "stdout": call.stdout.text(),
@@ -286,7 +289,7 @@ class Supervisor:
     def _read(self, path: str) -> bytes:
         """A regular file of the session; never blocks on a pipe, never follows into /proc."""
         fd = os.open(Path("/tmp", path), os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)  # noqa: S108
-        with open(fd, "rb") as file:
+        with os.fdopen(fd, "rb") as file:
             _require_plain(fd, path)
             data = file.read(self._max_file + 1)
         if len(data) > self._max_file:
@@ -299,7 +302,7 @@ class Supervisor:
         target = Path("/tmp", path)  # noqa: S108
         target.parent.mkdir(parents=True, exist_ok=True)
         fd = os.open(target, os.O_WRONLY | os.O_CREAT | os.O_NONBLOCK | os.O_CLOEXEC, 0o600)
-        with open(fd, "wb") as file:
+        with os.fdopen(fd, "wb") as file:
             _require_plain(fd, path)
             file.truncate(0)
             file.write(data)

@@ -6,6 +6,8 @@ Everything here is in the hands of the code it runs; the supervisor believes onl
 from __future__ import annotations
 
 import ast
+import builtins
+import contextlib
 import io
 import linecache
 import os
@@ -115,6 +117,9 @@ class Worker:
                 call = read_message(self._calls_fd, self._buffer)
             except (EOFError, OSError, FrameError):
                 os._exit(0)
+            if "collect" in call:
+                _collect_children()
+                continue
             self._note_leftovers()
             status = self._execute(call["code"])
             self._flush()
@@ -132,8 +137,10 @@ class Worker:
             del sys.modules[name]
         sys.modules["__main__"] = self._main
         sys.argv = [""]
+        vars(builtins).update(exit=sys.exit, quit=sys.exit)  # an interpreter without `site` lacks them
         sys.stdin = io.TextIOWrapper(io.FileIO(0, "r", closefd=False), encoding="utf-8")
-        sys.stdout, sys.stderr = sys.__stdout__, sys.__stderr__ = self._streams
+        sys.stdout, sys.stderr = self._streams
+        vars(sys).update(__stdout__=self._streams[0], __stderr__=self._streams[1])
         random.seed(0)
         if (numpy_random := sys.modules.get("numpy.random")) is not None:
             numpy_random.seed(0)
@@ -162,7 +169,8 @@ class Worker:
 
     def _run_cell(self, code: str, name: str) -> None:
         linecache.cache[name] = (len(code), None, code.splitlines(keepends=True), name)
-        tree = compile(code, name, "exec", ast.PyCF_ONLY_AST, dont_inherit=True)  # ast.parse would show in tracebacks
+        # Not ast.parse: its frame would show in the traceback of a SyntaxError.
+        tree: ast.Module = compile(code, name, "exec", ast.PyCF_ONLY_AST, dont_inherit=True)  # type: ignore[assignment]
         last = None
         if tree.body and isinstance(tree.body[-1], ast.Expr):
             last = ast.Expression(tree.body.pop().value)  # type: ignore[attr-defined]
@@ -194,10 +202,8 @@ class Worker:
 
     def _flush(self) -> None:
         for stream in {id(each): each for each in (sys.stdout, sys.stderr, *self._streams)}.values():
-            try:
+            with contextlib.suppress(BaseException):  # a stream the session's code put there, or closed
                 stream.flush()
-            except BaseException:  # noqa: BLE001, S110 — a stream the session's code put there, or closed
-                pass
 
 
 def _drop_own_frames(shown: traceback.TracebackException) -> None:
@@ -211,6 +217,13 @@ def _drop_own_frames(shown: traceback.TracebackException) -> None:
         own = each.stack
         each.stack = traceback.StackSummary.from_list([frame for frame in own if frame.filename != __file__])
         waiting += [each.__cause__, each.__context__, *(each.exceptions or ())]
+
+
+def _collect_children() -> None:
+    """Take the ends of all dead children: as zombies of a call that was cut short they would use up the limit."""
+    with contextlib.suppress(ChildProcessError):
+        while os.waitpid(-1, os.WNOHANG)[0]:
+            pass
 
 
 def become_worker(descriptors: dict[str, int], limits: WorkerLimits) -> NoReturn:

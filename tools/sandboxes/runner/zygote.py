@@ -111,7 +111,8 @@ class Zygote:
 
 
 def _warm_up(preload: list[str]) -> None:
-    for name in (*_COMMON_MODULES, *preload):
+    lazy = [f"{name}.random" for name in preload if name == "numpy"]  # seeded in each session, so it must be there
+    for name in (*_COMMON_MODULES, *preload, *lazy):
         importlib.import_module(name)
     gc.collect()
     gc.freeze()
