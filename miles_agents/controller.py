@@ -18,7 +18,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeVar
 
@@ -326,8 +326,17 @@ class _Clock:
 
 
 def _single(group: BaseExceptionGroup[BaseException]) -> BaseException:
-    """The one error behind nested exception groups; the group itself if there are several."""
-    error: BaseException = group
-    while isinstance(error, BaseExceptionGroup) and len(error.exceptions) == 1:
-        error = error.exceptions[0]
-    return error
+    """The one error to show: a bug before errors raised on purpose; the group itself if there are several bugs."""
+    leaves = list(_leaves(group))
+    bugs = [error for error in leaves if not isinstance(error, MilesError)]
+    if len(bugs) > 1:
+        return group
+    return bugs[0] if bugs else leaves[0]
+
+
+def _leaves(error: BaseException) -> Iterator[BaseException]:
+    if isinstance(error, BaseExceptionGroup):
+        for inner in error.exceptions:
+            yield from _leaves(inner)
+    else:
+        yield error

@@ -13,8 +13,8 @@ import os
 import signal
 import sys
 import time
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from contextlib import asynccontextmanager, nullcontext
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from contextlib import asynccontextmanager, contextmanager, nullcontext
 from dataclasses import asdict, dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -158,39 +158,27 @@ class _Run:
         self._run = run
         self._opened = opened
         self._console = console
-        self._loop: TrainingLoop | None = None
         self._store = run.checkpoints(keep_last=config.logging.keep_last, keep_best=config.logging.keep_best)
 
     async def carry_out(self) -> int:
         """Score, train, score, report."""
         started = time.perf_counter()
-        config = self._config
-        trackers = open_trackers(
-            [name for name in ("tensorboard", "wandb", "trackio") if getattr(config.logging, name)],
-            folder=self._run.path,
-            run_name=self._run.name,
-            project=config.logging.project,
-            config=asdict(config),
-        )
-        algorithm = assembly.make_algorithm(config.algorithm)
-        trainer = assembly.make_trainer(config, self._opened.model, algorithm)
-        engine = assembly.make_engine(config.engine, self._engine_plan())
+        algorithm = assembly.make_algorithm(self._config.algorithm)
+        trainer = assembly.make_trainer(self._config, self._opened.model, algorithm)
+        engine = assembly.make_engine(self._config.engine, self._engine_plan())
         try:
             await trainer.start()
             await engine.start()
-            with _StopOnSignals() as stop:
-                self._loop = TrainingLoop(self._parts(trainer, algorithm, engine), self._settings(), [])
-                stop.target = self._loop
-                return await self._phases(trackers, started)
+            loop = TrainingLoop(self._parts(trainer, algorithm, engine), self._settings())
+            if self._config.resume:
+                await self._take_checkpoint(loop)
+            with _StopOnSignals(loop), self._trackers(loop) as trackers:
+                return await self._phases(loop, trackers, started)
         finally:
-            trackers.finish()
             await engine.close()
             await trainer.close()
 
-    async def _phases(self, trackers: Trackers, started: float) -> int:
-        loop = self._training_loop
-        if self._config.resume:
-            await self._take_checkpoint(loop)
+    async def _phases(self, loop: TrainingLoop, trackers: Trackers, started: float) -> int:
         self._print_start()
         try:
             await loop.prepare()
@@ -210,10 +198,21 @@ class _Run:
         self._conclude(loop, _Scores(before, after, without_tools), time.perf_counter() - started, trackers)
         return EXIT_OK
 
-    @property
-    def _training_loop(self) -> TrainingLoop:
-        assert self._loop is not None
-        return self._loop
+    @contextmanager
+    def _trackers(self, loop: TrainingLoop) -> Iterator[Trackers]:
+        logging_config = self._config.logging
+        trackers = open_trackers(
+            [name for name in ("tensorboard", "wandb", "trackio") if getattr(logging_config, name)],
+            folder=self._run.path,
+            run_name=self._run.name,
+            project=logging_config.project,
+            config=asdict(self._config),
+            resume_step=loop.counters.step + 1 if self._config.resume else None,
+        )
+        try:
+            yield trackers
+        finally:
+            trackers.finish()
 
     async def _take_checkpoint(self, loop: TrainingLoop) -> None:
         checkpoint = self._store.latest_complete()
@@ -358,7 +357,9 @@ class _Run:
         return path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path
 
     def _progress(self, loop: TrainingLoop) -> Progress:
-        return Progress(self._config.steps, self._console, first_step=loop.counters.step)
+        return Progress(
+            self._config.steps, self._console, mode=self._config.logging.progress, first_step=loop.counters.step
+        )
 
     def _print_start(self) -> None:
         config = self._config
@@ -422,14 +423,11 @@ class _Scores:
 
 
 class _Shown:
-    """Shows each step; step 0 is the evaluation before training and has no step to show."""
-
     def __init__(self, progress: Progress) -> None:
         self._progress = progress
 
     def step(self, step: int, metrics: Mapping[str, float]) -> None:
-        if step > 0:
-            self._progress.update(step, metrics)
+        self._progress.update(step, metrics)
 
 
 class _Tracked:
@@ -443,23 +441,22 @@ class _Tracked:
 class _StopOnSignals:
     """The first Ctrl-C (or SIGTERM) asks the loop to stop at the next safe point; the second interrupts at once."""
 
-    def __init__(self) -> None:
-        self.target: TrainingLoop | None = None
+    def __init__(self, training: TrainingLoop) -> None:
+        self._training = training
 
-    def __enter__(self) -> _StopOnSignals:
+    def __enter__(self) -> None:
         self._loop = asyncio.get_running_loop()
         for number in (signal.SIGINT, signal.SIGTERM):
             self._loop.add_signal_handler(number, self._stop)
-        return self
 
     def __exit__(self, *_: object) -> None:
         for number in (signal.SIGINT, signal.SIGTERM):
             self._loop.remove_signal_handler(number)
 
     def _stop(self) -> None:
-        if self.target is not None and not self.target.stop.is_set():
+        if not self._training.stop.is_set():
             sys.stderr.write("\nstopping: writing a checkpoint of the last finished step (again to stop at once)\n")
-            self.target.stop.set()
+            self._training.stop.set()
         else:
             for number in (signal.SIGINT, signal.SIGTERM):
                 self._loop.remove_signal_handler(number)

@@ -2,11 +2,15 @@
 
 import asyncio
 import errno
+import hashlib
 import json
 import logging
+import os
 import shutil
 import subprocess
+import threading
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 
@@ -266,25 +270,27 @@ async def test_a_writer_cancelled_while_it_hashes_completes_the_checkpoint(tmp_p
     assert steps(store) == [1]
 
 
-async def test_hashing_does_not_block_the_event_loop(tmp_path: Path) -> None:
-    store = store_in(tmp_path)
-    (tmp_path / "big").write_bytes(bytes(80_000_000))
-    loop = asyncio.get_running_loop()
-    gaps: list[float] = []
+async def test_hashing_flushing_and_deleting_stay_off_the_event_loop(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    used: dict[str, set[int]] = {}
 
-    async def heartbeat() -> None:
-        while True:
-            before = loop.time()
-            await asyncio.sleep(0.005)
-            gaps.append(loop.time() - before)
+    def watch(name: str, module: ModuleType) -> None:
+        original = getattr(module, name)
 
-    beating = asyncio.create_task(heartbeat())
-    async with store.writing(1) as folder:
-        (tmp_path / "big").rename(folder / "model.safetensors")
-        await asyncio.sleep(0)
-    beating.cancel()
-    assert max(gaps) < 0.2
-    assert len(gaps) > 5
+        def watched(*arguments, **options):
+            used.setdefault(name, set()).add(threading.get_ident())
+            return original(*arguments, **options)
+
+        monkeypatch.setattr(module, name, watched)
+
+    for name, module in (("file_digest", hashlib), ("fsync", os), ("rmtree", shutil)):
+        watch(name, module)
+    store = store_in(tmp_path, keep_last=1)
+    await save(store, 1)
+    await save(store, 2)
+    assert used.keys() == {"file_digest", "fsync", "rmtree"}
+    assert all(threading.get_ident() not in threads for threads in used.values())
 
 
 async def test_an_empty_checkpoint_is_an_error(tmp_path: Path) -> None:

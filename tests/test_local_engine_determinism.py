@@ -104,7 +104,7 @@ async def test_a_waiting_line_longer_than_the_slots_changes_no_bit() -> None:
 
 async def test_bits_do_not_depend_on_neighbours_with_two_torch_threads() -> None:
     before = torch.get_num_threads()
-    engine = make_engine(slots=6, threads=2, context_length=32, prefill_rows=2, prefill_chunk=16)
+    engine = make_engine(slots=6, threads=2, context_length=32, prefill_rows=1, prefill_chunk=16)
     try:
         await engine.share(tiny_qwen3())
         alone = bits(await engine.generate(request("alone", prompt(1, 12), new=3, seed=7)))

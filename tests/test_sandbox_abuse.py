@@ -1,8 +1,8 @@
 """What hostile code tries in a namespace sandbox: none of it may reach the host, another session or the runner."""
 
+import asyncio
 import os
 import socket
-import threading
 import time
 
 import pytest
@@ -274,21 +274,14 @@ async def test_broken_streams_and_builtins_cost_only_their_own_call(sandbox):
     await sandbox.reset()
 
 
-async def test_a_session_that_prints_for_ever_does_not_slow_the_event_loop(sandbox):
-    worst, stop = 0.0, threading.Event()
-
-    def watch() -> None:
-        nonlocal worst
-        while not stop.is_set():
-            started = time.monotonic()
-            time.sleep(0.005)
-            worst = max(worst, time.monotonic() - started)
-
-    watcher = threading.Thread(target=watch)
-    watcher.start()
-    result = await run(sandbox, "while True: print('x' * 10_000)")
-    stop.set()
-    watcher.join()
+async def test_a_session_that_prints_for_ever_does_not_hold_up_the_event_loop(sandbox):
+    printing = asyncio.ensure_future(run(sandbox, "while True: print('x' * 10_000)"))
+    worst = 0.0
+    while not printing.done():
+        started = time.monotonic()
+        await asyncio.sleep(0.002)
+        worst = max(worst, time.monotonic() - started)
+    result = await printing
     assert result.status is ExecStatus.OUTPUT_LIMIT
     assert len(result.stdout) < 100_000
-    assert worst < 5
+    assert worst < 1

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import functools
 import os
 import platform
 import subprocess
@@ -65,7 +66,7 @@ class SandboxProbe:
 
 
 def probe() -> SandboxProbe:
-    """Try, in a short-lived process, what a sandbox needs; changes nothing on the machine."""
+    """Try, in a short-lived process, what a sandbox needs; changes nothing on the machine. Tried once a run."""
     system = platform.system()
     if system != "Linux":
         return SandboxProbe(system=system)
@@ -83,6 +84,7 @@ def probe() -> SandboxProbe:
     )
 
 
+@functools.cache
 def _trial() -> tuple[str, int]:
     command = [sys.executable, "-I", "-S", "-c", _TRIAL]
     ran = subprocess.run(command, capture_output=True, text=True, timeout=_PROBE_S, env={}, check=False)  # noqa: S603
