@@ -167,6 +167,32 @@ async def test_close_ends_requests_in_flight_and_later_ones() -> None:
         await never_started.generate(request("late", prompt(1, 5)))
 
 
+async def test_a_request_that_arrives_while_the_engine_closes_is_answered() -> None:
+    engine = await loaded(slots=1)
+    slow = asyncio.create_task(engine.read_weights(["lm_head.weight"], lambda _: time.sleep(0.3)))
+    await asyncio.sleep(0.05)
+    closing = asyncio.create_task(engine.close())
+    await asyncio.sleep(0.05)
+    async with asyncio.timeout(5):
+        with pytest.raises(EngineError, match="closed"):
+            await engine.generate(request("late", prompt(1, 5)))
+        await closing
+        assert await slow == {"lm_head.weight": None}
+
+
+async def test_requests_of_one_session_follow_each_other() -> None:
+    engine = await loaded(slots=4)
+    alone = [await engine.generate(request(f"alone{n}", prompt(n, 9), new=20, seed=n)) for n in range(3)]
+    together = await asyncio.gather(
+        *(engine.generate(request(f"r{n}", prompt(n, 9), new=20, seed=n, session="s")) for n in range(3))
+    )
+    assert [bits(completion) for completion in together] == [bits(completion) for completion in alone]
+    assert engine.stats()["idle_sessions"] == 1
+    await engine.end_session("s")
+    assert engine.stats()["idle_sessions"] == 0
+    await engine.close()
+
+
 async def test_a_crash_of_the_worker_fails_everything_and_never_hangs(monkeypatch: pytest.MonkeyPatch) -> None:
     engine = await loaded(slots=2)
     tasks = [asyncio.create_task(engine.generate(request(f"r{n}", prompt(n, 10), new=450))) for n in range(4)]

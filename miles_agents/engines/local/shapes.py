@@ -55,7 +55,7 @@ class Shapes:
         return cls(
             decode_rows=_steps(slots, smallest=4),
             prefill_rows=_steps(min(prefill_rows, slots), smallest=1),
-            prefill_widths=tuple(range(width_step, prefill_chunk, width_step)) + (prefill_chunk,),
+            prefill_widths=(*range(width_step, prefill_chunk, width_step), prefill_chunk),
             keys=tuple(sorted({*range(step, length, step), length})),
         )
 
