@@ -47,8 +47,8 @@ class LocalEngineConfig(EngineConfig):
     name: str = "local"
     slots: Optional[int] = None  # sequences decoded together; null: what the run needs, at most 128
     deterministic: bool = True  # fixed shapes: a request's tokens do not depend on its neighbours
-    prefill_rows: int = 32  # prompts prefilled together
-    prefill_chunk: int = 32  # prompt tokens per row and prefill pass
+    prefill_rows: int = 8  # prompts prefilled together
+    prefill_chunk: int = 96  # prompt tokens per row and prefill pass
     threads: Optional[int] = None  # PyTorch threads; null: `cluster.threads`
 
 

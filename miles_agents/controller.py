@@ -100,7 +100,7 @@ class Counters:
 
 
 class StoppedEarlyError(MilesError):
-    """The operator asked the run to stop; a checkpoint of the last finished step was written."""
+    """The operator asked the run to stop; the step under way was finished, no other was begun."""
 
 
 class TrainingLoop:
@@ -130,21 +130,20 @@ class TrainingLoop:
         self.counters = Counters(**state["counters"])
         self._parts.run.rewind(last_step=self.counters.step)
         self._saved_step = self.counters.step
+        self._started = time.perf_counter() - self.counters.wall_s
 
     async def prepare(self) -> None:
-        """Connect trainer and engine and push the first weights: before anything is sampled."""
-        await self._parts.sync.connect(self._parts.trainer, self._parts.engine)
+        """Push the first weights: before anything is sampled. `parts.sync` is connected."""
         await self._parts.sync.push(self.counters.step)
 
     async def run(self) -> None:
         """Train until `settings.steps` steps are done; `prepare` first.
 
         Raises:
-            StoppedEarlyError: `stop` was set; the last finished step is in a checkpoint.
+            StoppedEarlyError: `stop` was set; the state is that after the last finished step: `checkpoint` saves it.
             FailureRateError: too many episodes were lost.
         """
         parts, settings = self._parts, self._settings
-        self._started = time.perf_counter() - self.counters.wall_s
         try:
             await self._evaluate_if_missing()
             async with rollouts(parts.workers, parts.buffer):
@@ -152,10 +151,8 @@ class TrainingLoop:
                     await self._train_step(self.counters.step)
         except BaseExceptionGroup as group:
             error = _single(group)
-            if isinstance(error, StoppedEarlyError):
-                await self._checkpoint(self.counters.step)
             raise error from None
-        await self._checkpoint(self.counters.step)
+        await self.checkpoint()
 
     async def _evaluate_if_missing(self) -> None:
         """Evaluate before the first step, and after a resume if the run was stopped before it could."""
@@ -182,7 +179,7 @@ class TrainingLoop:
             clock.lap("time/evaluate")
             self._log(step + 1, metrics | clock.summary(sampled_tokens=metrics["rollout/sampled_tokens"]))
         if self._due(self._settings.checkpoint_every):
-            await self._checkpoint(step + 1)
+            await self.checkpoint()
 
     async def _train(self, batch: Batch, step: int, clock: _Clock) -> dict[str, float]:
         parts, settings = self._parts, self._settings
@@ -270,10 +267,15 @@ class TrainingLoop:
             await asyncio.gather(task, stop, return_exceptions=True)
         raise StoppedEarlyError(f"stopped after step {self.counters.step}, as asked")
 
-    async def _checkpoint(self, step: int) -> None:
+    async def checkpoint(self) -> None:
+        """Save the state after the last finished step, unless that is done; between steps only.
+
+        Raises:
+            CheckpointError: the disk is full; former checkpoints are intact.
+        """
+        parts, step = self._parts, self.counters.step
         if step == self._saved_step:
             return
-        parts = self._parts
         self.counters.wall_s = time.perf_counter() - self._started
         score = self.counters.accuracy.get(str(step))
         state = {

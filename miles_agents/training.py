@@ -12,13 +12,14 @@ import logging
 import os
 import signal
 import sys
+import threading
 import time
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, contextmanager, nullcontext
 from dataclasses import asdict, dataclass
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from rich.console import Console
 
@@ -26,7 +27,7 @@ from miles_agents import assembly
 from miles_agents.chat import ChatFormat
 from miles_agents.command import EXIT_INTERRUPTED, EXIT_OK, Invocation
 from miles_agents.configs import schema
-from miles_agents.contracts import Env, SandboxProvider
+from miles_agents.contracts import Algorithm, Env, RolloutEngine, SandboxProvider, Trainer, WeightSync
 from miles_agents.controller import LoopSettings, Parts, StoppedEarlyError, TrainingLoop
 from miles_agents.errors import CheckpointError, RunFolderError
 from miles_agents.evaluation import Evaluation
@@ -71,6 +72,13 @@ class Opened:
     final: Sequence[Task]
 
 
+class _Machines(NamedTuple):
+    trainer: Trainer
+    algorithm: Algorithm
+    engine: RolloutEngine
+    sync: WeightSync
+
+
 async def train(invocation: Invocation, env_class: type[Env], *, console: Console | None = None) -> int:
     """Carry out a training run; the exit code comes back.
 
@@ -80,26 +88,24 @@ async def train(invocation: Invocation, env_class: type[Env], *, console: Consol
     """
     config: schema.TrainConfig = invocation.config
     console = console or Console(file=sys.stdout)
-    async with opened(config, env_class, console) as parts_of_run:
+    async with opened(config, env_class, console) as opened_parts, _machines(config, opened_parts.model) as machines:
         with _run_folder(invocation) as run:
-            return await _Run(config, run, parts_of_run, console).carry_out()
+            return await _Run(config, run, opened_parts, machines, console).carry_out()
 
 
 @asynccontextmanager
 async def opened(config: schema.TrainConfig, env_class: type[Env], console: Console) -> AsyncIterator[Opened]:
     """Check the sums and open model, environment and sandbox; close the sandbox at the end."""
-    assembly.check_sampling_for_training(config.rollout)
+    assembly.check_training(config)
     plan = assembly.plan_batch(config)
-    plan.check(model_context=plan.max_tokens)  # what can be said before the model is there
     if config.run_dir and not config.resume:
-        RunFolder.refuse_existing(Path(config.run_dir))
+        RunFolder.refuse_existing(Path(config.run_dir).expanduser())
     tasks = assembly.make_environments(config.env, env_class, None)
     train_tasks = tasks.tasks("train")
     held_out = tasks.tasks(config.eval.split)[: config.eval.tasks]
     final = tasks.tasks(config.eval.final_split)[: config.eval.final_tasks]
-    model = await asyncio.to_thread(
-        assembly.resolve_model, config.model, on_progress=model_progress(console, config.model.name)
-    )
+    TaskSource(train_tasks, seed=config.seed)  # refuses tasks it cannot draw from
+    model = await make_model(config.model, console)
     plan.check(model_context=assembly.model_shape(model).context)
     chat = ChatFormat.from_folder(model)
     assembly.check_prompts(chat, tasks, [*train_tasks, *held_out, *final], config.rollout.max_tokens)
@@ -114,6 +120,48 @@ async def opened(config: schema.TrainConfig, env_class: type[Env], console: Cons
             held_out=held_out,
             final=final,
         )
+
+
+@asynccontextmanager
+async def _machines(config: schema.TrainConfig, model: Path) -> AsyncIterator[_Machines]:
+    """Load the model into a trainer and start an engine; both are closed at the end."""
+    algorithm = assembly.make_algorithm(config.algorithm)
+    trainer = assembly.make_trainer(config, model, algorithm)
+    engine = assembly.make_engine(
+        config.engine,
+        assembly.EnginePlan(
+            max_tokens=config.rollout.max_tokens,
+            concurrency=assembly.concurrency_of(config),
+            threads=assembly.threads_of(config.engine, config.cluster),
+            dtype=config.model.dtype,
+        ),
+    )
+    sync = assembly.make_weight_sync(config)
+    try:
+        await trainer.start()
+        await engine.start()
+        await sync.connect(trainer, engine)
+        yield _Machines(trainer, algorithm, engine, sync)
+    finally:
+        await engine.close()
+        await trainer.close()
+
+
+async def make_model(config: schema.ModelConfig, console: Console) -> Path:
+    """The model's folder, made in a thread; if the operator interrupts, the making ends at its next report."""
+    interrupted = threading.Event()
+    tell = model_progress(console, config.name)
+
+    def on_progress(text: str) -> None:
+        if interrupted.is_set():
+            raise KeyboardInterrupt
+        tell(text)
+
+    try:
+        return await asyncio.to_thread(assembly.resolve_model, config, on_progress=on_progress)
+    except asyncio.CancelledError:
+        interrupted.set()
+        raise
 
 
 def model_progress(console: Console, name: str) -> Callable[[str], None]:
@@ -133,10 +181,10 @@ def model_progress(console: Console, name: str) -> Callable[[str], None]:
 def _run_folder(invocation: Invocation) -> RunFolder:
     config: schema.TrainConfig = invocation.config
     if config.resume:
-        return RunFolder.open(Path(config.run_dir or OUTPUTS / "last"), writing=True)
+        return RunFolder.open(Path(config.run_dir or OUTPUTS / "last").expanduser(), writing=True)
     run = RunFolder.create(
         OUTPUTS,
-        run_dir=Path(config.run_dir) if config.run_dir else None,
+        run_dir=Path(config.run_dir).expanduser() if config.run_dir else None,
         label=label_of(config.env.id),
         config=invocation.yaml,
         seed=config.seed,
@@ -153,30 +201,24 @@ def label_of(env_id: str) -> str:
 class _Run:
     """One run's course; holds what its phases share."""
 
-    def __init__(self, config: schema.TrainConfig, run: RunFolder, opened: Opened, console: Console) -> None:
+    def __init__(
+        self, config: schema.TrainConfig, run: RunFolder, opened: Opened, machines: _Machines, console: Console
+    ) -> None:
         self._config = config
         self._run = run
         self._opened = opened
+        self._machines = machines
         self._console = console
         self._store = run.checkpoints(keep_last=config.logging.keep_last, keep_best=config.logging.keep_best)
 
     async def carry_out(self) -> int:
         """Score, train, score, report."""
         started = time.perf_counter()
-        algorithm = assembly.make_algorithm(self._config.algorithm)
-        trainer = assembly.make_trainer(self._config, self._opened.model, algorithm)
-        engine = assembly.make_engine(self._config.engine, self._engine_plan())
-        try:
-            await trainer.start()
-            await engine.start()
-            loop = TrainingLoop(self._parts(trainer, algorithm, engine), self._settings())
-            if self._config.resume:
-                await self._take_checkpoint(loop)
-            with _StopOnSignals(loop), self._trackers(loop) as trackers:
-                return await self._phases(loop, trackers, started)
-        finally:
-            await engine.close()
-            await trainer.close()
+        loop = TrainingLoop(self._parts(), self._settings())
+        if self._config.resume:
+            await self._take_checkpoint(loop)
+        with _StopOnSignals(loop), self._trackers(loop) as trackers:
+            return await self._phases(loop, trackers, started - loop.counters.wall_s)
 
     async def _phases(self, loop: TrainingLoop, trackers: Trackers, started: float) -> int:
         self._print_start()
@@ -189,6 +231,7 @@ class _Run:
             after = await loop.evaluate(self._opened.final)
             without_tools = await self._score_without_tools(loop)
         except StoppedEarlyError as stopped:
+            await loop.checkpoint()
             self._console.print(
                 f"{stopped}. Go on with:\n  python -m miles_agents.train resume=true run_dir={self._shown_path}",
                 markup=False,
@@ -216,8 +259,12 @@ class _Run:
 
     async def _take_checkpoint(self, loop: TrainingLoop) -> None:
         checkpoint = self._store.latest_complete()
+        if checkpoint is None and (self._store.scan().complete or self._store.scan().damaged):
+            raise CheckpointError(f"{self._run.path} has no undamaged checkpoint to go on from; see the warnings")
         if checkpoint is None:
-            raise CheckpointError(f"{self._run.path} has no complete checkpoint to go on from; start a new run")
+            self._console.print("the run had no checkpoint yet: it starts again from its first step", highlight=False)
+            self._run.rewind(last_step=-1)
+            return
         if checkpoint.step > self._config.steps:
             raise RunFolderError(f"the run is at step {checkpoint.step} already; give steps={checkpoint.step} or more")
         await loop.resume(checkpoint)
@@ -283,14 +330,6 @@ class _Run:
 
     # ------------------------------------------------------------------ parts
 
-    def _engine_plan(self) -> assembly.EnginePlan:
-        return assembly.EnginePlan(
-            max_tokens=self._config.rollout.max_tokens,
-            concurrency=assembly.concurrency_of(self._config),
-            threads=assembly.threads_of(self._config.engine, self._config.cluster),
-            dtype=self._config.model.dtype,
-        )
-
     def _settings(self) -> LoopSettings:
         config = self._config
         return LoopSettings(
@@ -306,8 +345,9 @@ class _Run:
             trajectories_every=config.logging.trajectories_every,
         )
 
-    def _parts(self, trainer: Any, algorithm: Any, engine: Any) -> Parts:
+    def _parts(self) -> Parts:
         config, opened = self._config, self._opened
+        trainer, algorithm, engine, sync = self._machines
         self._ledger = FailureLedger(max_failure_rate=config.rollout.max_failure_rate)
         player = assembly.make_player(
             engine, opened.chat, config.rollout, config.rollout, config.engine.request_deadline_s
@@ -316,7 +356,7 @@ class _Run:
             trainer=trainer,
             algorithm=algorithm,
             engine=engine,
-            sync=assembly.make_weight_sync(config),
+            sync=sync,
             buffer=BoundedStalenessBuffer(
                 TaskSource(opened.train_tasks, seed=config.seed),
                 groups_per_step=config.rollout.groups_per_step,

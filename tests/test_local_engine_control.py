@@ -271,7 +271,7 @@ async def test_tied_weights_change_at_both_ends() -> None:
         await engine.update_weights(model.named_parameters(), version=10)
         await engine.update_weights([*rest.items(), *((name, embedding) for name in names)], version=version)
         completion = await engine.generate(request(f"v{version}", ids))
-        assert np.abs(completion.logprobs - plain_logprobs(new, ids, completion)).max() < 1e-5
+        assert np.abs(completion.logprobs - plain_logprobs(new, ids, completion)).max() < 5e-5
     both = {"model.embed_tokens.weight": embedding, "lm_head.weight": embedding + 1}
     with pytest.raises(WeightSyncError, match="tied"):
         await engine.update_weights([*rest.items(), *both.items()], version=5)

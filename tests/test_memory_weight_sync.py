@@ -47,7 +47,7 @@ async def test_g05_after_each_push_the_engine_samples_from_the_trainers_weights(
         assert metrics["bytes"] == (0 if share else sum(p.numel() * 4 for p in trainer.module.parameters()))
         completion = await engine.generate(request(f"v{version}", ids, seed=1))
         assert completion.versions[0].version == engine.version == version
-        assert np.abs(completion.logprobs - plain_logprobs(trainer.module, ids, completion)).max() < 1e-5
+        assert np.abs(completion.logprobs - plain_logprobs(trainer.module, ids, completion)).max() < 5e-5
         seen.append(str(bits(completion)))
         trainer.update(version)
     assert len(set(seen)) == 4

@@ -10,7 +10,7 @@ from pydantic import Field
 
 from miles_agents import ToolError, ToolOutput, tool
 from miles_agents.contracts import FunctionTool, ToolContext, as_tool
-from miles_agents.contracts.tool import marked_methods
+from miles_agents.contracts.tools import marked_methods
 from miles_agents.errors import UsageError
 
 CONTEXT = ToolContext()

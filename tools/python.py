@@ -8,7 +8,7 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from miles_agents.contracts.sandbox import ExecResult, ExecStatus
-from miles_agents.contracts.tool import ToolContext, ToolOutput, describe_validation_error, function_schema
+from miles_agents.contracts.tools import ToolContext, ToolOutput, describe_validation_error, function_schema
 from miles_agents.errors import SandboxError, ToolError, UsageError
 
 _DESCRIPTION = "Run Python code and return what it prints. Variables are kept between calls."

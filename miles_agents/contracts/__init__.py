@@ -5,8 +5,8 @@ from miles_agents.contracts.buffer import Draw, TrajectoryBuffer
 from miles_agents.contracts.engine import RolloutEngine
 from miles_agents.contracts.env import Env, EnvResources, Observation, ResetResult, StepResult
 from miles_agents.contracts.sandbox import ExecResult, ExecStatus, Sandbox, SandboxLimits, SandboxProvider
-from miles_agents.contracts.tool import FunctionTool, Tool, ToolContext, ToolOutput, as_tool, tool
 from miles_agents.contracts.tool_env import ToolEnv
+from miles_agents.contracts.tools import FunctionTool, Tool, ToolContext, ToolOutput, as_tool, tool
 from miles_agents.contracts.trainer import Trainer, TrainerRank
 from miles_agents.contracts.weight_sync import WeightSync
 

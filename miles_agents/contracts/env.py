@@ -10,7 +10,7 @@ from typing import Any, ClassVar, NamedTuple
 import numpy as np
 
 from miles_agents.contracts.sandbox import SandboxProvider
-from miles_agents.contracts.tool import Tool
+from miles_agents.contracts.tools import Tool
 from miles_agents.types import Message, Reply, Task
 
 Observation = tuple[Message, ...]

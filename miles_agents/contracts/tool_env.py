@@ -20,7 +20,7 @@ import numpy as np
 from miles_agents.contracts.env import Env, ResetResult, StepResult
 from miles_agents.contracts.sandbox import Sandbox
 from miles_agents.contracts.threads import run_in_thread
-from miles_agents.contracts.tool import Tool, ToolContext, ToolOutput, as_tool, marked_methods
+from miles_agents.contracts.tools import Tool, ToolContext, ToolOutput, as_tool, marked_methods
 from miles_agents.errors import (
     EpisodeError,
     FailureCause,

@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 from miles_agents.contracts import Env, EnvResources, ResetResult, StepResult
-from miles_agents.contracts.tool import Tool
+from miles_agents.contracts.tools import Tool
 from miles_agents.errors import DataError, did_you_mean
 from miles_agents.types import Reply, Task
 

@@ -56,6 +56,11 @@ class Scan(NamedTuple):
     complete: list[Checkpoint]  # ascending by step
     skipped: dict[str, str]  # folder name → what is wrong with it
 
+    @property
+    def damaged(self) -> list[str]:
+        """What is wrong with each skipped one that had been finished once."""
+        return [f"{name}: {why}" for name, why in sorted(self.skipped.items()) if not name.startswith(_TEMPORARY)]
+
 
 class CheckpointStore:
     """The checkpoints of one run.

@@ -1,7 +1,7 @@
 """Sandbox launchers. All isolate; none falls back to a plain subprocess."""
 
 from miles_agents.tools.sandboxes.namespace import NamespaceSandbox, NamespaceSandboxes
-from miles_agents.tools.sandboxes.probe import SandboxProbe, probe, refusal
+from miles_agents.tools.sandboxes.probing import SandboxProbe, probe, refusal
 from miles_agents.tools.sandboxes.scripted import ScriptedSandbox, ScriptedSandboxes
 
 __all__ = [

@@ -23,7 +23,7 @@ from typing import IO, Any, NamedTuple
 
 from miles_agents.contracts import ExecResult, ExecStatus, Sandbox, SandboxLimits, SandboxProvider
 from miles_agents.errors import ConfigError, SandboxError, SandboxUnavailableError
-from miles_agents.tools.sandboxes.probe import probe, refusal
+from miles_agents.tools.sandboxes.probing import probe, refusal
 from miles_agents.tools.sandboxes.runner.cgroups import owner_name, sweep
 from miles_agents.tools.sandboxes.runner.frames import FrameBuffer, FrameError, encode
 

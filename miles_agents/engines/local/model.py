@@ -128,11 +128,6 @@ class SlotCache(Cache):  # type: ignore[misc]  # transformers ships no types
         self.keys_SKTD.clear()
         self.values_SKTD.clear()
 
-    @property
-    def memory_bytes(self) -> int:
-        """Bytes held so far."""
-        return sum(cache.numel() * cache.element_size() for cache in (*self.keys_SKTD, *self.values_SKTD))
-
 
 class SlotModel:
     """A private view of a causal LM, with its cache.
