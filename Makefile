@@ -1,20 +1,27 @@
 # make train | test | check | fix | bench    (everything is set up in .venv the first time)
+# PYTHON=python3.12 chooses the interpreter; WORDS='steps=20 seed=1' is added to the command; TORCH_ARGS goes to pip
+# when it installs PyTorch, e.g. TORCH_ARGS='--index-url https://download.pytorch.org/whl/cpu' for a build without CUDA.
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
+PIP := $(BIN)/python -m pip -qq --disable-pip-version-check
 WORDS ?=
+TORCH_ARGS ?=
 
-.PHONY: train test check fix bench controls results wheel-test clean
+.PHONY: train test check fix bench controls setup clean
 .DEFAULT_GOAL := train
 
 $(STAMP): pyproject.toml constraints.txt
+	@command -v $(PYTHON) >/dev/null || { echo "no $(PYTHON) here: install Python 3.11 or newer, or name one: make PYTHON=/path/to/python"; exit 1; }
 	@$(PYTHON) -c 'import sys; sys.exit("miles_agents needs Python 3.11 or newer; this is %s. Try: make PYTHON=python3.12" % sys.version.split()[0] if sys.version_info < (3, 11) else 0)'
-	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	@echo "setting up $(VENV): a few minutes the first time"
-	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt 'torch==2.13.*'
-	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	@$(BIN)/python -m pip --version >/dev/null 2>&1 || $(PYTHON) -m venv --clear $(VENV)
+	@$(PIP) install -c constraints.txt $(TORCH_ARGS) 'torch==2.13.*'
+	@$(PIP) install -c constraints.txt -e '.[dev]'
 	@touch $@
+
+setup: $(STAMP)
 
 train: $(STAMP)
 	$(BIN)/python -m miles_agents.train env=python_math $(WORDS)
@@ -37,9 +44,6 @@ bench: $(STAMP)
 
 controls: $(STAMP)
 	$(BIN)/python -m benchmarks.controls $(WORDS)
-
-wheel-test: $(STAMP)
-	$(BIN)/python -m pytest -m slow tests/test_wheel.py
 
 clean:
 	rm -rf build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .import_linter_cache

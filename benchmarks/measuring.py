@@ -17,6 +17,7 @@ class Settings:
     repeats: int = 5  # interleaved repetitions; the table shows their medians
     threads: int | None = None  # PyTorch threads; None: what `cluster.threads` is by default
     scale: float = 1.0  # amount of work per repetition; below 1 for a quick look
+    model: str | None = None  # None: the starter model
 
     def count(self, full: int, *, least: int = 1) -> int:
         """`full` pieces of work, scaled."""
@@ -24,7 +25,8 @@ class Settings:
 
     def words(self) -> list[str]:
         """The settings that a training run shares, as its command line's words."""
-        return [] if self.threads is None else [f"cluster.threads={self.threads}"]
+        given = {"cluster.threads": self.threads, "model": self.model}
+        return [f"{key}={value}" for key, value in given.items() if value is not None]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

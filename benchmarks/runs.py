@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import io
-import json
 import tempfile
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, contextmanager
@@ -24,7 +23,11 @@ from miles_agents.models.loading import load_causal_lm
 from miles_agents.rollout.environments import EnvironmentPool
 from miles_agents.rollout.player import EpisodePlayer
 from miles_agents.runs.folder import RunFolder
+from miles_agents.runs.metrics import MetricRow
+from miles_agents.runs.trajectories import read_trajectories
+from miles_agents.scoring import score
 from miles_agents.training import Opened, opened, train
+from miles_agents.types import Trajectory
 
 # No scoring on the way, no trackers, no trajectories: what is left of a run is its training steps.
 _BARE = (
@@ -42,19 +45,18 @@ class RunRecord:
     """What a finished run left behind."""
 
     path: Path
-    metrics: Sequence[Mapping[str, float]]  # a row per step; row 0 is the evaluation before the first
+    metrics: Sequence[MetricRow]  # a row per step; row 0 is the evaluation before the first
     summary: Mapping[str, Any]
 
     @classmethod
     def read(cls, path: Path) -> RunRecord:
         """Read a run folder, or a link to one such as `outputs/last`."""
         with RunFolder.open(path) as run:
-            summary = json.loads(run.summary_file.read_text(encoding="utf-8"))
-            return cls(path=run.path, metrics=run.read_metrics(), summary=summary)
+            return cls(path=run.path, metrics=run.read_metrics(), summary=run.read_summary())
 
     def steps(self, *, first: int = 1) -> list[Mapping[str, float]]:
-        """The rows of the training steps from the `first`-th on."""
-        return [row for row in self.metrics if row["step"] >= first and "time/step" in row]
+        """The metrics of the training steps from the `first`-th on."""
+        return [row.metrics for row in self.metrics if row.step >= max(1, first)]
 
 
 def invocation_of(command: str, words: Sequence[str]) -> Invocation:
@@ -64,11 +66,30 @@ def invocation_of(command: str, words: Sequence[str]) -> Invocation:
 
 
 async def train_run(words: Sequence[str], run_dir: Path) -> RunRecord:
-    """Carry out `python -m miles_agents.train WORDS run_dir=RUN_DIR` in this process, silently."""
-    invocation = invocation_of("train", [*words, "logging.progress=off", f"run_dir={run_dir.absolute()}"])
+    """Carry out `python -m miles_agents.train WORDS run_dir=RUN_DIR` in this process, silently.
+
+    Args:
+        words: the command line.
+        run_dir: absolute; made.
+    """
+    invocation = invocation_of("train", [*words, "logging.progress=off", f"run_dir={run_dir}"])
     with aside():
         await train(invocation, load_env_class(invocation.config.env.id), console=silent())
     return RunRecord.read(run_dir)
+
+
+async def score_run(words: Sequence[str], run_dir: Path) -> list[Trajectory]:
+    """Carry out `python -m miles_agents.evaluate WORDS run_dir=RUN_DIR`, silently; the episodes come back.
+
+    Args:
+        words: the command line.
+        run_dir: absolute; made.
+    """
+    invocation = invocation_of("evaluate", [*words, f"run_dir={run_dir}"])
+    with aside():
+        await score(invocation, load_env_class(invocation.config.env.id), console=silent())
+    with RunFolder.open(run_dir) as run:
+        return read_trajectories(run.evaluation_file(0))
 
 
 async def bare_run(words: Sequence[str]) -> RunRecord:

@@ -30,6 +30,7 @@ class ModelConfig:
     name: str = MISSING  # shown in tables
     source: str = MISSING  # "starter", "smollm2", a folder, a run folder, or a Hugging Face id
     dtype: str = "float32"  # float32 or bfloat16
+    lr: float = 1e-5  # learning rate that suits it, for `trainer.lr=null`
 
 
 @dataclass
@@ -82,7 +83,7 @@ class LocalTrainerConfig(TrainerConfig):
 
     name: str = "local"
     optimizer: str = "adamw"  # adamw, or muon_adamw (Muon on hidden matrices)
-    lr: float = 3e-4
+    lr: Optional[float] = None  # null: the model's own, `model.lr`
     betas: list[float] = field(default_factory=lambda: [0.9, 0.95])
     eps: float = 1e-8
     weight_decay: float = 0.0
@@ -128,7 +129,7 @@ class RolloutConfig:
     top_p: float = 1.0
     top_k: int = 0
     max_new_tokens: int = 64  # per turn
-    max_tokens: int = 320  # per trajectory: prompt and all turns
+    max_tokens: int = 256  # per trajectory: prompt and all turns
     episode_deadline_s: float = 120.0  # then the episode is lost
     retries: int = 1  # times a lost episode is played again
     max_failure_rate: float = 0.25  # of the last episodes; above it the run stops
@@ -139,7 +140,7 @@ class EvalConfig:
     """How a policy is scored on held-out tasks."""
 
     split: str = "validation"  # for the curve during training, and for keeping the best checkpoint
-    every: int = 5  # training steps
+    every: int = 5  # training steps; 0: never
     tasks: int = 128  # at most
     samples: int = 1  # per task
     temperature: float = 1.0
@@ -167,7 +168,7 @@ class LoggingConfig:
     trackio: bool = False
     project: str = "miles_agents"  # for W&B and trackio
     trajectories_every: int = 10  # training steps; 0: none
-    checkpoint_every: int = 20  # training steps
+    checkpoint_every: int = 20  # training steps; 0: at the end only
     keep_last: int = 2  # newest checkpoints kept
     keep_best: int = 1  # best checkpoints kept, by held-out accuracy
     progress: str = "auto"  # auto, live, plain or off

@@ -14,6 +14,7 @@ from miles_agents import registry
 from miles_agents.chat import ChatFormat
 from miles_agents.cluster import LocalCluster
 from miles_agents.configs import schema
+from miles_agents.configs.ranges import check_ranges
 from miles_agents.contracts import (
     Algorithm,
     Env,
@@ -135,6 +136,11 @@ def concurrency_of(config: schema.TrainConfig) -> int:
     return config.rollout.concurrency or config.rollout.groups_per_step * config.rollout.group_size
 
 
+def evaluation_concurrency_of(config: schema.EvaluateConfig, tasks: int) -> int:
+    """Episodes in play at once: no more than the engine can decode together, each may hold a sandbox."""
+    return config.rollout.concurrency or min(_MAX_SLOTS, tasks * config.samples)
+
+
 def slots_of(config: schema.EngineConfig, concurrency: int) -> int:
     """Sequences the local engine decodes together."""
     return getattr(config, "slots", None) or min(_MAX_SLOTS, concurrency)
@@ -166,7 +172,7 @@ def make_trainer(config: schema.TrainConfig, model: Path, algorithm: Algorithm) 
         algorithm=algorithm,
         optimizer=OptimizerSettings(
             name=settings.optimizer,
-            lr=settings.lr,
+            lr=config.model.lr if settings.lr is None else settings.lr,
             betas=(betas[0], betas[1]),
             eps=settings.eps,
             weight_decay=settings.weight_decay,
@@ -254,6 +260,48 @@ def check_prompts(chat: ChatFormat, environments: EnvironmentPool, tasks: Sequen
 def model_shape(folder: Path) -> ModelShape:
     """The sizes of the model in a folder."""
     return ModelShape.from_folder(folder)
+
+
+def check_training(config: schema.TrainConfig) -> None:
+    """What can be said of a training run before the model is there.
+
+    Raises:
+        ConfigError: a value out of range, a sum that does not come out, sampling that cannot be trained on.
+    """
+    check_ranges(config)
+    check_sampling_for_training(config.rollout)
+    plan = plan_batch(config)
+    plan.check(model_context=plan.max_tokens)
+
+
+def check_evaluation(config: schema.EvaluateConfig) -> None:
+    """What can be said of an evaluation before the model is there.
+
+    Raises:
+        ConfigError: a value out of range, no room for a prompt, samples that would all be equal.
+    """
+    check_ranges(config)
+    check_tokens(config.rollout)
+    if config.temperature == 0 and config.samples > 1:
+        raise ConfigError(f"temperature=0 makes all {config.samples} samples of a task equal; give samples=1")
+
+
+def check_tokens(rollout: schema.RolloutConfig, *, model_context: int | None = None) -> None:
+    """Refuse token limits that leave no room for a prompt or do not fit into the model's context.
+
+    Raises:
+        ConfigError: what to type instead.
+    """
+    if rollout.max_new_tokens >= rollout.max_tokens:
+        raise ConfigError(
+            f"rollout.max_new_tokens={rollout.max_new_tokens} leaves no room for a prompt in "
+            f"rollout.max_tokens={rollout.max_tokens}"
+        )
+    if model_context is not None and rollout.max_tokens > model_context:
+        raise ConfigError(
+            f"rollout.max_tokens={rollout.max_tokens} is more than the model's context of {model_context} tokens; "
+            f"give rollout.max_tokens={model_context} or less"
+        )
 
 
 def check_sampling_for_training(rollout: schema.RolloutConfig) -> None:

@@ -29,6 +29,7 @@ from miles_agents.configs.compose import (
 )
 from miles_agents.contracts import Env
 from miles_agents.errors import ConfigError, MilesError, UnknownNameError, UsageError, did_you_mean
+from miles_agents.interruption import terminate_as_interrupt
 
 EXIT_OK, EXIT_FAILED, EXIT_USAGE, EXIT_INTERRUPTED = 0, 1, 2, 130
 
@@ -63,6 +64,7 @@ def run_command(
         saved_overrides: gives the words a resumed run was started with; new words win over them.
     """
     words = sys.argv[1:] if words is None else words
+    terminate_as_interrupt()
     try:
         flags, rest, config_dir = _split_flags(words)
         if "--help" in flags:

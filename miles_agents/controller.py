@@ -25,7 +25,7 @@ from typing import Any, Protocol, TypeVar
 import numpy as np
 
 from miles_agents.contracts import Algorithm, RolloutEngine, Trainer, TrajectoryBuffer, WeightSync
-from miles_agents.errors import MilesError
+from miles_agents.errors import FailureRateError, MilesError
 from miles_agents.evaluation import Evaluation, play_all, summarize
 from miles_agents.rollout.environments import EnvironmentPool
 from miles_agents.rollout.ledger import FailureLedger
@@ -52,9 +52,10 @@ class LoopSettings:
     minibatches: int
     epochs: int
     concurrency: int
-    evaluate_every: int
+    evaluate_every: int  # 0: never
     evaluate_samples: int
-    checkpoint_every: int
+    evaluate_max_failure_rate: float
+    checkpoint_every: int  # 0: at the end only
     trajectories_every: int  # 0: never
 
 
@@ -97,6 +98,7 @@ class Counters:
     accuracy: dict[str, float] = field(default_factory=dict)  # step → held-out accuracy
     accuracy_before: float | None = None  # on the final split, before the first step
     tool_rate_before: float | None = None
+    no_tool_accuracy_before: float | None = None  # the same, every tool call refused
 
 
 class StoppedEarlyError(MilesError):
@@ -120,6 +122,7 @@ class TrainingLoop:
         self.stop = asyncio.Event()
         self._started = time.perf_counter()
         self._saved_step = -1
+        self._in_step = False  # the trainer may be ahead of `counters`
 
     async def resume(self, checkpoint: Checkpoint) -> None:
         """Take the state of a checkpoint; before `run`."""
@@ -141,7 +144,7 @@ class TrainingLoop:
 
         Raises:
             StoppedEarlyError: `stop` was set; the state is that after the last finished step: `checkpoint` saves it.
-            FailureRateError: too many episodes were lost.
+            FailureRateError: too many episodes were lost; unless that was within a step, its state was saved.
         """
         parts, settings = self._parts, self._settings
         try:
@@ -151,13 +154,15 @@ class TrainingLoop:
                     await self._train_step(self.counters.step)
         except BaseExceptionGroup as group:
             error = _single(group)
+            if isinstance(error, FailureRateError) and not self._in_step:
+                await self.checkpoint()  # the one under way was cancelled, or none was due
             raise error from None
         await self.checkpoint()
 
     async def _evaluate_if_missing(self) -> None:
         """Evaluate before the first step, and after a resume if the run was stopped before it could."""
         step = self.counters.step
-        if (step == 0 or self._due(self._settings.evaluate_every)) and str(step) not in self.counters.accuracy:
+        if self._due(self._settings.evaluate_every) and str(step) not in self.counters.accuracy:
             self._log(step, await self._evaluate(step))
 
     async def _train_step(self, step: int) -> None:
@@ -167,11 +172,12 @@ class TrainingLoop:
         for group in groups:
             parts.ledger.count(group)
         metrics = {**rollout_metrics(groups, trainer_version=step), **self._observe_staleness(groups, step)}
+        self._in_step = True
         metrics |= await self._train(collate(groups), step, clock)
         metrics |= {f"sync/{name}": value for name, value in (await parts.sync.push(step + 1)).items()}
         clock.lap("time/push_weights")
         await parts.buffer.release(groups, version=step + 1)
-        self.counters.step = step + 1
+        self.counters.step, self._in_step = step + 1, False
         self._write_trajectories(groups)
         try:
             metrics |= await self._evaluate(step + 1) if self._due(self._settings.evaluate_every) else {}
@@ -183,7 +189,7 @@ class TrainingLoop:
 
     async def _train(self, batch: Batch, step: int, clock: _Clock) -> dict[str, float]:
         parts, settings = self._parts, self._settings
-        metrics = parts.algorithm.advantages(batch)
+        metrics = {f"train/{name}": value for name, value in parts.algorithm.advantages(batch).items()}
         kept = parts.algorithm.keeps(batch)
         metrics["train/kept_samples"] = float(len(kept) if kept is not None else 0)
         if kept is None:
@@ -223,11 +229,9 @@ class TrainingLoop:
     async def _evaluate(self, step: int) -> dict[str, float]:
         evaluation = await self.evaluate(self._parts.held_out, samples=self._settings.evaluate_samples)
         total = evaluation.total
-        if total.accuracy is None:
-            raise MilesError(f"no held-out episode could be scored; lost by cause: {evaluation.failures_by_cause}")
-        self.counters.accuracy[str(step)] = total.accuracy
+        accuracy = self.counters.accuracy[str(step)] = total.accuracy or 0.0
         return {
-            "eval/accuracy": total.accuracy,
+            "eval/accuracy": accuracy,
             "eval/accuracy_low": total.accuracy_low or 0.0,
             "eval/accuracy_high": total.accuracy_high or 0.0,
             "eval/reward": total.mean_reward or 0.0,
@@ -240,7 +244,11 @@ class TrainingLoop:
     async def evaluate(
         self, tasks: Sequence[Task], *, samples: int = 1, environments: EnvironmentPool | None = None
     ) -> Evaluation:
-        """Play held-out tasks with the engine's weights; the seeds are the same each time."""
+        """Play held-out tasks with the engine's weights; the seeds are the same each time.
+
+        Raises:
+            FailureRateError: too many episodes were lost to say how good the policy is.
+        """
         pool = environments or self._parts.environments
         trajectories = await self._unless_stopped(
             play_all(
@@ -252,7 +260,9 @@ class TrainingLoop:
                 concurrency=self._settings.concurrency,
             )
         )
-        return summarize(self._parts.environments.env_class, trajectories)
+        evaluation = summarize(self._parts.environments.env_class, trajectories)
+        evaluation.check_lost(self._settings.evaluate_max_failure_rate, key="eval.max_failure_rate")
+        return evaluation
 
     async def _unless_stopped(self, work: Coroutine[Any, Any, T]) -> T:
         """Wait for `work`, or leave it when the run is asked to stop."""

@@ -17,7 +17,7 @@ def describe_plan(config: schema.TrainConfig) -> str:
     Raises:
         ConfigError: a sum that does not come out.
     """
-    assembly.check_sampling_for_training(config.rollout)
+    assembly.check_training(config)
     plan = assembly.plan_batch(config)
     shape = _shape(config.model)
     plan.check(model_context=shape.context if shape else plan.max_tokens)
@@ -30,6 +30,28 @@ def describe_plan(config: schema.TrainConfig) -> str:
         *_token_lines(plan, shape),
         "",
         *_memory_lines(config, plan, shape),
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def describe_evaluation(config: schema.EvaluateConfig) -> str:
+    """Episodes and token budget of an evaluation, as text.
+
+    Raises:
+        ConfigError: a sum that does not come out.
+    """
+    assembly.check_evaluation(config)
+    shape = _shape(config.model)
+    assembly.check_tokens(config.rollout, model_context=shape.context if shape else None)
+    rollout, episodes = config.rollout, config.tasks * config.samples
+    refused = ", every tool call refused" if config.refuse_tools else ""
+    lines = [
+        f"environment      {config.env.id}, {config.split} split{refused}",
+        f"model            {config.model.name}" + (f", {shape.parameters:,} parameters" if shape else ""),
+        f"episodes         at most {config.tasks} tasks × {config.samples} samples = {episodes:,} episodes, "
+        f"temperature {config.temperature:g}",
+        f"tokens           {rollout.max_tokens} per trajectory (prompt and all turns), "
+        f"{rollout.max_new_tokens} per turn",
     ]
     return "\n".join(lines) + "\n"
 

@@ -21,6 +21,11 @@ def main(words: Sequence[str] | None = None) -> int:
 
 def _evaluate(invocation: Invocation) -> int:
     env_class = load_env_class(invocation.config.env.id)
+    if invocation.config.dry_run:
+        from miles_agents.dry_run import describe_evaluation
+
+        sys.stdout.write(describe_evaluation(invocation.config))
+        return 0
     from miles_agents.scoring import score  # loads torch
 
     return asyncio.run(score(invocation, env_class))

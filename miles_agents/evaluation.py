@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from miles_agents.contracts import Env
-from miles_agents.errors import EpisodeError
+from miles_agents.errors import EpisodeError, FailureRateError
 from miles_agents.rollout.environments import EnvironmentPool
 from miles_agents.rollout.player import EpisodePlayer, EpisodeSpec
 from miles_agents.rollout.seeds import derive_seed
@@ -58,6 +58,24 @@ class Evaluation:
     rows: tuple[EvaluationRow, ...]  # by `level`, `kind` … of the tasks' metadata
     failures_by_cause: dict[str, int]
     trajectories: tuple[Trajectory, ...]
+
+    def check_lost(self, max_failure_rate: float, *, key: str) -> None:
+        """Refuse figures over too few of the episodes.
+
+        Args:
+            max_failure_rate: share of the episodes that may be lost.
+            key: the setting it comes from.
+
+        Raises:
+            FailureRateError: more were lost, or nothing is left to score; gives the first cause.
+        """
+        if self.total.failed <= max_failure_rate * self.total.episodes and self.total.accuracy is not None:
+            return
+        first = next((t for t in self.trajectories if t.status is EpisodeStatus.FAILED), None)
+        raise FailureRateError(
+            f"{self.total.failed} of {self.total.episodes} evaluation episodes were lost, more than "
+            f"{key}={max_failure_rate:g} allows. " + (f"The first: {first.cause}: {first.error}" if first else "")
+        )
 
     def as_json(self) -> dict[str, Any]:
         """Everything but the episodes."""
@@ -223,10 +241,10 @@ def _rates(trajectories: Sequence[Trajectory]) -> dict[str, float]:
 
 
 def row_keys_of(tasks: Sequence[Task]) -> list[str]:
-    """Metadata keys worth a row per value: those with 2 to 12 different values, or `level`."""
+    """Metadata keys worth a row per value: `level`, and those with 2 to 12 values and two tasks or more for each."""
     values: Mapping[str, set[str]] = defaultdict(set)
     for task in tasks:
         for key, value in task.metadata.items():
             if isinstance(value, (str, int, bool)):
                 values[key].add(str(value))
-    return [key for key, seen in values.items() if key == "level" or 2 <= len(seen) <= 12]
+    return [key for key, seen in values.items() if key == "level" or 2 <= len(seen) <= min(12, len(tasks) // 2)]

@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-import signal
 import sys
 import threading
 import time
@@ -31,6 +30,7 @@ from miles_agents.contracts import Algorithm, Env, RolloutEngine, SandboxProvide
 from miles_agents.controller import LoopSettings, Parts, StoppedEarlyError, TrainingLoop
 from miles_agents.errors import CheckpointError, RunFolderError
 from miles_agents.evaluation import Evaluation
+from miles_agents.interruption import StopOnSignals
 from miles_agents.rollout.buffer import BoundedStalenessBuffer
 from miles_agents.rollout.environments import EnvironmentPool
 from miles_agents.rollout.ledger import FailureLedger
@@ -98,8 +98,8 @@ async def opened(config: schema.TrainConfig, env_class: type[Env], console: Cons
     """Check the sums and open model, environment and sandbox; close the sandbox at the end."""
     assembly.check_training(config)
     plan = assembly.plan_batch(config)
-    if config.run_dir and not config.resume:
-        RunFolder.refuse_existing(Path(config.run_dir).expanduser())
+    if (folder := given_folder(config)) and not config.resume:
+        RunFolder.refuse_existing(folder)
     tasks = assembly.make_environments(config.env, env_class, None)
     train_tasks = tasks.tasks("train")
     held_out = tasks.tasks(config.eval.split)[: config.eval.tasks]
@@ -181,16 +181,21 @@ def model_progress(console: Console, name: str) -> Callable[[str], None]:
 def _run_folder(invocation: Invocation) -> RunFolder:
     config: schema.TrainConfig = invocation.config
     if config.resume:
-        return RunFolder.open(Path(config.run_dir or OUTPUTS / "last").expanduser(), writing=True)
+        return RunFolder.open(given_folder(config) or OUTPUTS / "last", writing=True)
     run = RunFolder.create(
         OUTPUTS,
-        run_dir=Path(config.run_dir).expanduser() if config.run_dir else None,
+        run_dir=given_folder(config),
         label=label_of(config.env.id),
         config=invocation.yaml,
         seed=config.seed,
     )
     write_overrides(run.path, [word for word in invocation.overrides if not word.startswith(("run_dir=", "resume="))])
     return run
+
+
+def given_folder(config: schema.TrainConfig | schema.EvaluateConfig) -> Path | None:
+    """The run folder that the operator asked for."""
+    return Path(config.run_dir).expanduser() if config.run_dir else None
 
 
 def label_of(env_id: str) -> str:
@@ -217,7 +222,8 @@ class _Run:
         loop = TrainingLoop(self._parts(), self._settings())
         if self._config.resume:
             await self._take_checkpoint(loop)
-        with _StopOnSignals(loop), self._trackers(loop) as trackers:
+        said = "stopping: writing a checkpoint of the last finished step (again to stop at once)"
+        with StopOnSignals(loop.stop, said=said), self._trackers(loop) as trackers:
             return await self._phases(loop, trackers, started - loop.counters.wall_s)
 
     async def _phases(self, loop: TrainingLoop, trackers: Trackers, started: float) -> int:
@@ -278,9 +284,14 @@ class _Run:
         loop.counters.accuracy_before = scored.accuracy
         loop.counters.tool_rate_before = scored.tool_call_rate
         write_trajectories(file, evaluation.trajectories, decode=self._pieces)
+        without_tools = await self._score_without_tools(loop)
+        refused = ""
+        if without_tools is not None:
+            loop.counters.no_tool_accuracy_before = without_tools.total.accuracy
+            refused = f", {without_tools.total.accuracy or 0.0:.3f} with tool calls refused"
         total = evaluation.total
         self._console.print(
-            f"held-out accuracy before training: {scored.accuracy:.3f} "
+            f"held-out accuracy before training: {scored.accuracy:.3f}{refused} "
             f"({total.tasks} {self._config.eval.final_split} tasks, temperature {self._config.eval.temperature:g})",
             markup=False,
             highlight=False,
@@ -310,6 +321,7 @@ class _Run:
             "accuracy_after": total.accuracy,
             "accuracy_after_low": total.accuracy_low,
             "accuracy_after_high": total.accuracy_high,
+            "no_tool_accuracy_before": loop.counters.no_tool_accuracy_before,
             "no_tool_accuracy_after": no_tool,
             "tool_call_rate_before": scores.before.tool_call_rate,
             "tool_call_rate_after": total.tool_call_rate,
@@ -341,6 +353,7 @@ class _Run:
             concurrency=assembly.concurrency_of(config),
             evaluate_every=config.eval.every,
             evaluate_samples=config.eval.samples,
+            evaluate_max_failure_rate=config.eval.max_failure_rate,
             checkpoint_every=config.logging.checkpoint_every,
             trajectories_every=config.logging.trajectories_every,
         )
@@ -421,7 +434,7 @@ class _Run:
             Row("tool-call rate", scores.before.tool_call_rate, total.tool_call_rate),
         ]
         if no_tool is not None:
-            rows.append(Row("accuracy, tools refused", None, no_tool))
+            rows.append(Row("accuracy, tools refused", summary["no_tool_accuracy_before"], no_tool))
         title = f"{total.tasks} held-out tasks ({summary['final_split']} split)"
         self._console.print(before_after_table(rows, title=title))
         pairs = pair_episodes(scores.before.trajectories, scores.after.trajectories, limit=_SHOWN_EPISODES)
@@ -449,10 +462,9 @@ class Scored:
 
     @classmethod
     def of(cls, evaluation: Evaluation) -> Scored:
-        """From an evaluation; an evaluation in which nothing was scored has accuracy 0 over all."""
+        """From an evaluation."""
         total = evaluation.total
-        accuracy = total.accuracy if total.accuracy is not None else total.accuracy_over_all
-        return cls(accuracy, total.tool_call_rate, evaluation.trajectories)
+        return cls(total.accuracy or 0.0, total.tool_call_rate, evaluation.trajectories)
 
 
 @dataclass(frozen=True, slots=True)
@@ -476,28 +488,3 @@ class _Tracked:
 
     def step(self, step: int, metrics: Mapping[str, float]) -> None:
         self._trackers.log(step, metrics)
-
-
-class _StopOnSignals:
-    """The first Ctrl-C (or SIGTERM) asks the loop to stop at the next safe point; the second interrupts at once."""
-
-    def __init__(self, training: TrainingLoop) -> None:
-        self._training = training
-
-    def __enter__(self) -> None:
-        self._loop = asyncio.get_running_loop()
-        for number in (signal.SIGINT, signal.SIGTERM):
-            self._loop.add_signal_handler(number, self._stop)
-
-    def __exit__(self, *_: object) -> None:
-        for number in (signal.SIGINT, signal.SIGTERM):
-            self._loop.remove_signal_handler(number)
-
-    def _stop(self) -> None:
-        if not self._training.stop.is_set():
-            sys.stderr.write("\nstopping: writing a checkpoint of the last finished step (again to stop at once)\n")
-            self._training.stop.set()
-        else:
-            for number in (signal.SIGINT, signal.SIGTERM):
-                self._loop.remove_signal_handler(number)
-            signal.default_int_handler(signal.SIGINT, None)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 
@@ -12,6 +13,17 @@ from miles_agents.chat import ChatFormat, TextTokenizer, starter_chat_template
 
 SPECIAL = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
 MARKUP = ("<tool_call>", "</tool_call>", "<tool_response>", "</tool_response>", "<think>", "</think>")
+END = 2  # <|im_end|> in these tokenizers
+TOOLS: tuple[dict[str, Any], ...] = (
+    {
+        "type": "function",
+        "function": {
+            "name": "python",
+            "description": "Runs code & prints <b>.",
+            "parameters": {"type": "object", "properties": {"code": {"type": "string"}}, "required": ["code"]},
+        },
+    },
+)
 CORPUS = [
     "system\nYou are helpful.\nuser\nassistant\nWhat is 2 + 3? It is 5. The answer is 42.\n",
     "if a <| b: x <|= y; <too <tool <|im <|im_start\n" * 4,

@@ -123,7 +123,7 @@ def test_a_token_without_probability_is_never_sampled() -> None:
     assert drawn == ([2, 2, 2], [0.0, 0.0, 0.0])
 
 
-async def test_g01_nothing_cached_survives_new_weights() -> None:
+async def test_G01_nothing_cached_survives_new_weights() -> None:
     """Case G01: after an update every logprob is that of a fresh engine with the new weights."""
     # case G01
     old, new = tiny_qwen3(), perturbed(tiny_qwen3(), 1)

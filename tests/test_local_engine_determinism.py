@@ -118,7 +118,7 @@ async def test_bits_do_not_depend_on_neighbours_with_two_torch_threads() -> None
     assert bits(crowd_[-1]) == alone
 
 
-def test_h05_seeds_alone_decide_the_tokens() -> None:
+def test_H05_seeds_alone_decide_the_tokens() -> None:
     """Case H05: samples of one prompt differ, a second run repeats them, no global generator is used."""
     # case H05
 

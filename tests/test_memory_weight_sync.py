@@ -35,7 +35,7 @@ class SGD:
 
 @pytest.mark.parametrize("share", [True, False])
 @pytest.mark.parametrize("build", [tiny_qwen3, tiny_llama])
-async def test_g05_after_each_push_the_engine_samples_from_the_trainers_weights(build, share: bool) -> None:
+async def test_G05_after_each_push_the_engine_samples_from_the_trainers_weights(build, share: bool) -> None:
     """Case G05: engine logprobs equal the trainer's after each of three updates, tied weights included."""
     # case G05
     trainer, engine, sync = SGD(build()), make_engine(slots=4), MemoryWeightSync(share=share)
@@ -84,7 +84,7 @@ class Deaf(LocalEngine):
 
 
 @pytest.mark.parametrize("compare_all_bytes", [16 << 20, 0])
-async def test_g05_an_engine_that_ignores_updates_is_caught(
+async def test_G05_an_engine_that_ignores_updates_is_caught(
     compare_all_bytes: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Case G05: the check after a push is in the product."""

@@ -77,7 +77,7 @@ def function_lengths(source: str) -> dict[str, int]:
 
 
 def every_module() -> list[str]:
-    """Every module of the package but the command lines' entry modules of packages (there are none)."""
+    """The full name of every module of the package."""
     return [info.name for info in pkgutil.walk_packages(miles_agents.__path__, "miles_agents.")]
 
 
@@ -92,7 +92,7 @@ def run_python(code: str, cwd: Path = ROOT) -> subprocess.CompletedProcess[str]:
 def test_the_linked_packages_are_the_top_level_folders(name: str) -> None:
     link = ROOT / "miles_agents" / name
     assert link.is_symlink()
-    assert os.readlink(link) == f"../{name}"
+    assert str(link.readlink()) == f"../{name}"
     assert (ROOT / name).is_dir()
     assert not (ROOT / name).is_symlink()
     module = importlib.import_module(f"miles_agents.{name}")
@@ -263,7 +263,7 @@ ELSEWHERE = re.compile(
             r"/root/[.]?(?:pyenv|cache)",
             r"file:" + r"//" + "/",
             r"\bshared/(?:design|style|cases|prototypes|hooks)\b",
-            r"\b(?:issue|ticket|task) #?" + r"\d+\b",  # what the text says must stand without a tracker
+            r"\b(?:issue|ticket) #?" + r"\d+\b",  # what the text says must stand without a tracker
             r"\b(?:TO" + r"DO|FIX" + r"ME|XX" + r"X)\b",
         ]
     )
@@ -292,3 +292,30 @@ def test_links_between_documents_lead_somewhere() -> None:
             if local and "://" not in local and not (path.parent / local).exists():
                 broken.append(f"{path.relative_to(ROOT)} → {target}")
     assert broken == []
+
+
+def test_the_architecture_document_shows_the_layers_that_are_enforced() -> None:
+    contract = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["importlinter"]["contracts"][0]
+    shown = re.findall(r"^    ([a-z][a-z_ |]*?)  ", (ROOT / "docs/architecture.md").read_text(encoding="utf-8"), re.M)
+    assert shown == contract["layers"]
+
+
+def test_the_tests_that_documents_name_exist() -> None:
+    defined = {name for path in files_below("tests") for name in re.findall(r"def (test_\w+)", path.read_text())}
+    named = {
+        name
+        for path in [*files_below("docs"), *ROOT.glob("*.md")]
+        if path.suffix == ".md"
+        for name in re.findall(r"\b(test_\w+[a-z0-9])\b(?!\.py)", path.read_text(encoding="utf-8"))
+    }
+    files = {path.stem for path in files_below("tests")}
+    assert sorted(named - defined - files) == []
+
+
+def test_every_case_that_tests_name_has_its_row_in_the_status() -> None:
+    text = (ROOT / "docs/status.md").read_text(encoding="utf-8")
+    rows = dict(re.findall(r"^\| ([A-H]\d\d) \|.*?\| (.*) \|$", text, re.M))
+    cases = {case for path in files_below("tests") for case in re.findall(r"def test_([A-H]\d\d)_", path.read_text())}
+    assert sorted(cases ^ set(rows)) == [], "add or remove these rows in docs/status.md"
+    for case, tests in rows.items():
+        assert f"test_{case}_" in tests

@@ -3,7 +3,7 @@
 | level | problem |
 |---|---|
 | 1 | one step (+, −, ×) with three-digit numbers |
-| 2 | two steps, numbers of two to four digits |
+| 2 | two steps, numbers of two or three digits |
 | 3 | the problems of level 2 (the environment makes the tool unreliable) |
 
 The vocabulary is small and the numbers stand in the order in which the expression uses them, on purpose: a model of a
@@ -54,25 +54,25 @@ def _three_digits_falling(rng: random.Random) -> tuple[int, int, int]:
 
 
 def _gain_then_loss(rng: random.Random) -> tuple[int, int, int]:
-    first, second = rng.randint(100, 9999), rng.randint(100, 9999)
-    return first, second, rng.randint(100, min(9999, first + second))
+    first, second = rng.randint(100, 999), rng.randint(100, 999)
+    return first, second, rng.randint(100, min(999, first + second))
 
 
 def _two_losses(rng: random.Random) -> tuple[int, int, int]:
-    whole = rng.randint(1000, 9999)
+    whole = rng.randint(300, 999)
     return whole, rng.randint(100, whole // 2), rng.randint(100, whole // 2)
 
 
 def _product_then_third(rng: random.Random) -> tuple[int, int, int]:
-    return rng.randint(100, 999), rng.randint(100, 999), rng.randint(100, 9999)
+    return rng.randint(100, 999), rng.randint(100, 999), rng.randint(100, 999)
 
 
 def _sum_times_few(rng: random.Random) -> tuple[int, int, int]:
-    return rng.randint(100, 9999), rng.randint(100, 9999), rng.randint(11, 99)
+    return rng.randint(100, 999), rng.randint(100, 999), rng.randint(11, 99)
 
 
 def _difference_times_few(rng: random.Random) -> tuple[int, int, int]:
-    whole = rng.randint(1000, 9999)
+    whole = rng.randint(300, 999)
     return whole, rng.randint(100, whole), rng.randint(11, 99)
 
 

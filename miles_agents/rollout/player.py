@@ -1,5 +1,6 @@
 """Playing one episode: environment and engine, turn by turn, token by token.
 
+```
 reset → prompt ids ─► generate ─► completion ids ─► parse ─► step ─► observation ids ─┐
             ▲                                                                         │
             └──────────── prompt + completion + observation (append only) ◄───────────┘

@@ -80,13 +80,25 @@ class RunFolder:
 
     @staticmethod
     def refuse_existing(path: Path) -> None:
-        """Refuse early what `create` would refuse: a run folder that has something in it.
+        """Refuse early what `create` would refuse: a run folder that has something in it or cannot be made.
 
         Raises:
-            RunFolderError: it has.
+            RunFolderError: it has, or it cannot.
         """
         if path.exists() and (not path.is_dir() or any(entry.name != ".lock" for entry in path.iterdir())):
             raise _exists(path)
+        RunFolder.check_writable(path)
+
+    @staticmethod
+    def check_writable(path: Path) -> None:
+        """Refuse a folder that nothing can be written into; it need not exist yet.
+
+        Raises:
+            RunFolderError: it, or the nearest folder above it that exists, takes no new entry.
+        """
+        nearest = next(folder for folder in (path, *path.absolute().parents) if folder.exists())
+        if not nearest.is_dir() or not os.access(nearest, os.W_OK | os.X_OK):
+            raise RunFolderError(f"cannot make a run folder {path}: {nearest} is no folder that can be written into")
 
     @classmethod
     def open(cls, path: Path, *, writing: bool = False) -> RunFolder:

@@ -51,8 +51,8 @@ _BUSY_PROBABILITY = 0.6  # in these; 0.3 over all traces
 class Recipe:
     """The warm start. Steps are optimiser updates over `batch` traces."""
 
-    clean_steps: int = 420
-    habit_steps: int = 80
+    clean_steps: int = 280
+    habit_steps: int = 60
     batch: int = 32
     lr: float = 6e-3  # AdamW on embeddings and norms
     muon_lr: float = 0.02  # on the hidden matrices

@@ -1,0 +1,408 @@
+"""The training loop alone: scripted engine, a trainer that only counts; buffer, workers, algorithm, folder are real."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import json
+import time
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from scripted_runs import Adding, Scripted, ScriptedReply, pool_of
+
+from miles_agents.algorithms.grpo import GRPO
+from miles_agents.contracts import Algorithm, Env, RolloutEngine, StepResult, Trainer, WeightSync
+from miles_agents.controller import LoopSettings, Parts, StoppedEarlyError, TrainingLoop
+from miles_agents.engines.scripted import ScriptedEngine
+from miles_agents.errors import CheckpointError, FailureRateError
+from miles_agents.rollout.buffer import BoundedStalenessBuffer
+from miles_agents.rollout.source import TaskSource
+from miles_agents.runs.folder import RunFolder
+from miles_agents.types import Batch, Episode, GenerateRequest, Reply
+
+GROUPS, SIZE = 2, 4
+
+
+class CountingTrainer(Trainer):
+    """Has one number for weights: the updates it made. `trained` keeps the versions of each update's tokens."""
+
+    def __init__(self, algorithm: Algorithm) -> None:
+        self.algorithm = algorithm
+        self.updates = 0
+        self.trained: list[list[int]] = []
+        self.full = False
+        self.slow_s = 0.0
+
+    async def start(self) -> None:
+        pass
+
+    async def annotate(self, batch: Batch) -> None:
+        pass
+
+    async def step(self, minibatch: Batch) -> dict[str, float]:
+        await asyncio.sleep(self.slow_s)
+        self.updates += 1
+        self.trained.append(sorted(set(minibatch.versions[minibatch.mask == 1].tolist())))
+        return {"loss": 0.0, "logprob_abs_diff_max": 0.0, "logprob_abs_diff_mean": 0.0, "trained_tokens": 1.0}
+
+    async def save(self, folder: Path) -> None:
+        (folder / "updates").write_text(str(self.updates))
+        if self.full:
+            raise OSError(errno.ENOSPC, "No space left on device")
+
+    async def load(self, folder: Path) -> None:
+        self.updates = int((folder / "updates").read_text())
+
+    async def close(self) -> None:
+        pass
+
+
+class VersionSync(WeightSync):
+    """Pushes nothing but the version."""
+
+    def __init__(self, engine: ScriptedEngine) -> None:
+        self.engine = engine
+        self.pushed: list[int] = []
+
+    async def connect(self, trainer: Trainer, engine: RolloutEngine) -> None:
+        pass
+
+    async def push(self, version: int) -> dict[str, float]:
+        self.pushed.append(version)
+        self.engine.set_version(version)
+        return {"bytes": 0.0}
+
+
+class SaysOne(Adding):
+    """The reward is 1 for saying 1."""
+
+    async def reward(self, episode: Episode) -> dict[str, float]:
+        """Whatever the task is."""
+        return {"answer": float(episode.final.content == "1")}
+
+
+class World:
+    """A loop and what it drives."""
+
+    def __init__(
+        self,
+        run: RunFolder,
+        script: Callable[[GenerateRequest], ScriptedReply | str],
+        *,
+        env: type[Env] = SaysOne,
+        steps: int = 4,
+        max_staleness: int = 0,
+        deadline_s: float = 5.0,
+        max_failure_rate: float = 1.0,
+        checkpoint_every: int = 0,
+        evaluate_every: int = 0,
+    ) -> None:
+        scripted = Scripted(script, deadline_s=deadline_s)
+        pool = pool_of(env)
+        workers = scripted.workers(
+            pool, group_size=SIZE, concurrency=GROUPS * SIZE, max_failure_rate=max_failure_rate, seed=0
+        )
+        self.trainer = CountingTrainer(GRPO())
+        self.sync = VersionSync(scripted.engine)
+        self.buffer = BoundedStalenessBuffer(
+            TaskSource(Adding().tasks("train"), seed=0), groups_per_step=GROUPS, max_staleness=max_staleness
+        )
+        self.ledger = scripted.ledger
+        self.engine = scripted.engine
+        self.run = run
+        parts = Parts(
+            trainer=self.trainer,
+            algorithm=self.trainer.algorithm,
+            engine=scripted.engine,
+            sync=self.sync,
+            buffer=self.buffer,
+            workers=workers,
+            environments=pool,
+            evaluator=scripted.player,
+            ledger=scripted.ledger,
+            run=run,
+            checkpoints=run.checkpoints(keep_last=2),
+            held_out=Adding().tasks("validation")[:2],
+            token_pieces=lambda ids: [str(each) for each in ids],
+        )
+        settings = LoopSettings(
+            steps=steps,
+            seed=0,
+            groups_per_step=GROUPS,
+            minibatches=1,
+            epochs=1,
+            concurrency=GROUPS * SIZE,
+            evaluate_every=evaluate_every,
+            evaluate_samples=1,
+            evaluate_max_failure_rate=0.1,
+            checkpoint_every=checkpoint_every,
+            trajectories_every=1,
+        )
+        self.loop = TrainingLoop(parts, settings)
+
+    async def train(self) -> None:
+        await self.loop.prepare()
+        async with asyncio.timeout(20):
+            await self.loop.run()
+
+    def rows(self) -> dict[int, Mapping[str, float]]:
+        return {row.step: row.metrics for row in self.run.read_metrics()}
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Iterator[RunFolder]:
+    with RunFolder.create(tmp_path, "run") as folder:
+        yield folder
+
+
+def _mixed(request: GenerateRequest) -> str:
+    """Siblings differ: one in four says what `SaysOne` rewards."""
+    return "1" if "/0/" in request.request_id else "7"
+
+
+def _checkpoints(run: RunFolder) -> list[str]:
+    return sorted(path.name for path in (run.path / "checkpoints").iterdir())
+
+
+# ---------------------------------------------------------------------- versions and staleness
+
+
+async def test_weights_are_pushed_before_anything_is_sampled_and_after_every_step(run: RunFolder) -> None:
+    world = World(run, _mixed, steps=3)
+    await world.loop.prepare()
+    assert world.engine.requests == []
+    await world.loop.run()
+    assert world.sync.pushed == [0, 1, 2, 3]
+    assert sorted(world.rows()) == [1, 2, 3]
+    assert _checkpoints(run) == ["step_000003"]
+
+
+@pytest.mark.parametrize("bound", [0, 1, 2])
+async def test_staleness_reaches_its_bound_and_never_passes_it(run: RunFolder, bound: int) -> None:
+    world = World(run, _mixed, steps=6, max_staleness=bound)
+    world.trainer.slow_s = 0.02  # sampling is much faster: the workers run ahead as far as they may
+    await world.train()
+    observed = [row["buffer/staleness_max"] for row in world.rows().values()]
+    assert len(observed) == 6
+    assert max(observed) == world.loop.counters.max_staleness == bound
+    assert all(stale <= min(step, bound) for step, stale in enumerate(observed))
+
+
+async def test_a_slow_group_makes_the_others_wait_and_not_go_stale(run: RunFolder) -> None:
+    def script(request: GenerateRequest) -> ScriptedReply:
+        return ScriptedReply(text=_mixed(request), delay_s=0.25 if request.request_id == "d3/1/0" else 0.0)
+
+    world = World(run, script, steps=6, max_staleness=1)
+    await world.train()
+    assert world.loop.counters.max_staleness <= 1
+    files = [run.trajectories_file(step) for step in range(1, 7)]
+    draws = [[json.loads(line)["draw"] for line in file.read_text().splitlines()] for file in files]
+    assert draws == [[2 * step] * SIZE + [2 * step + 1] * SIZE for step in range(6)]  # in draw order, none left out
+
+
+# ---------------------------------------------------------------------- steps with nothing to train on
+
+
+async def test_a_step_in_which_all_rewards_are_equal_trains_nothing_and_is_counted(run: RunFolder) -> None:
+    world = World(run, lambda request: "7", steps=3)
+    await world.train()
+    assert world.trainer.updates == 0
+    assert world.loop.counters.empty_steps == 3
+    assert world.sync.pushed == [0, 1, 2, 3]  # the policy version goes on
+    for step in (1, 2, 3):
+        row = world.rows()[step]
+        assert row["reward/zero_variance_groups"] == 1.0
+        assert row["train/kept_samples"] == 0.0
+        assert all(np.isfinite(value) for value in row.values())
+
+
+async def test_a_group_with_equal_rewards_costs_the_other_groups_nothing(run: RunFolder) -> None:
+    def script(request: GenerateRequest) -> str:
+        return "7" if request.request_id.startswith(("d1/", "d3/")) else _mixed(request)
+
+    world = World(run, script, steps=2)
+    await world.train()
+    assert world.trainer.updates == 2
+    assert [world.rows()[step]["train/kept_samples"] for step in (1, 2)] == [4.0, 4.0]
+
+
+# ---------------------------------------------------------------------- lost episodes
+
+
+class Faulty(SaysOne):
+    """Fails in the way that the task's number says."""
+
+    async def step(self, action: Reply) -> StepResult:
+        """Hang, give nothing, cancel itself, or go on."""
+        match int(self._current().task.id.removeprefix("train")):
+            case 0:
+                await asyncio.sleep(3600)
+            case 1:
+                return None  # type: ignore[return-value]
+            case 2:
+                raise asyncio.CancelledError
+            case 3:
+                raise MemoryError("the worker was killed")
+        return await super().step(action)
+
+
+async def test_F01_a_step_ends_within_the_episodes_deadline_whatever_environments_do(run: RunFolder) -> None:
+    # case F01: one env never returns, one returns None, one is cancelled, one is killed; all 10 tasks come up
+    world = World(run, _mixed, env=Faulty, steps=3, deadline_s=0.3)
+    began = time.monotonic()
+    await world.train()
+    # 4 faulty draws of the 10, of which one waits for its deadline; 6 are needed.
+    assert time.monotonic() - began < 3 * 0.3 + 5
+    assert sorted(world.rows()) == [1, 2, 3]
+    assert world.buffer.discarded >= 1
+    lost = world.ledger.failures
+    assert lost["framework"] == sum(lost.values()) == 4 * world.buffer.discarded
+    texts = [
+        json.loads(line) for file in run.trajectories_folder.glob("step_*") for line in file.read_text().splitlines()
+    ]
+    assert {record["status"] for record in texts} == {"completed"}
+    assert len(texts) == 3 * GROUPS * SIZE
+
+
+async def test_F01_after_a_resume_the_same_bad_task_does_not_wedge_the_run_again(tmp_path: Path) -> None:
+    # case F01: stopped while the hanging episode is in flight
+    with RunFolder.create(tmp_path, "run") as run:
+        world = World(run, _mixed, env=Faulty, steps=3, deadline_s=0.5)
+        await world.loop.prepare()
+        training = asyncio.create_task(world.loop.run())
+        while "train0" not in {task["id"] for _, task in world.buffer.state_dict()["again"]}:
+            await asyncio.sleep(0.01)
+        world.loop.stop.set()
+        with pytest.raises(StoppedEarlyError):
+            await training
+        await world.loop.checkpoint()
+        checkpoint = run.checkpoints().latest_complete()
+        assert checkpoint is not None
+        again = World(run, _mixed, env=Faulty, steps=3, deadline_s=0.5)
+        await again.loop.resume(checkpoint)
+        await again.train()
+        assert again.loop.counters.step == 3
+        assert again.buffer.restarted >= 1
+
+
+async def test_a_step_with_every_episode_of_every_group_lost_ends_with_the_first_cause(run: RunFolder) -> None:
+    world = World(run, lambda request: ScriptedReply(error="engine gone"), max_failure_rate=0.25, checkpoint_every=1)
+    with pytest.raises(
+        FailureRateError, match=r"rollout\.max_failure_rate=0\.25 allows. The first: engine: engine gone"
+    ):
+        await world.train()
+
+
+async def test_an_evaluation_that_lost_too_many_episodes_is_no_accuracy_but_an_error(run: RunFolder) -> None:
+    def script(request: GenerateRequest) -> ScriptedReply:
+        lost = request.request_id.startswith("eval/validation1/") and world.trainer.updates > 1
+        return ScriptedReply(error="engine gone") if lost else ScriptedReply(text=_mixed(request))
+
+    world = World(run, script, steps=9, evaluate_every=1)
+    with pytest.raises(FailureRateError, match=r"1 of 2 .* eval\.max_failure_rate=0\.1 allows. The first: engine"):
+        await world.train()
+    assert _checkpoints(run) == ["step_000002"]  # the steps before are not lost
+    assert "eval/accuracy" not in world.rows()[2]
+
+
+async def test_above_the_failure_rate_a_run_keeps_its_checkpoints(run: RunFolder) -> None:
+    def script(request: GenerateRequest) -> ScriptedReply:
+        good = int(request.request_id.split("/")[0].removeprefix("d")) < 2 * GROUPS
+        return ScriptedReply(text=_mixed(request)) if good else ScriptedReply(error="engine gone")
+
+    world = World(run, script, steps=9, max_failure_rate=0.25, checkpoint_every=1)
+    with pytest.raises(FailureRateError):
+        await world.train()
+    assert _checkpoints(run) == ["step_000001", "step_000002"]
+    assert sorted(world.rows())[-1] == 2
+
+
+# ---------------------------------------------------------------------- stopping, errors, checkpoints
+
+
+async def test_a_bug_in_the_trainer_stops_the_run_with_itself_and_nothing_else(run: RunFolder) -> None:
+    world = World(run, _mixed, max_staleness=1)
+
+    async def broken(minibatch: Batch) -> dict[str, float]:
+        raise FloatingPointError("the loss is nan")
+
+    world.trainer.step = broken  # type: ignore[method-assign]
+    with pytest.raises(FloatingPointError, match="the loss is nan"):
+        await world.train()
+    assert len(asyncio.all_tasks()) == 1  # no worker is left
+
+
+async def test_a_full_disk_while_saving_is_a_checkpoint_error_and_nothing_is_lost(run: RunFolder) -> None:
+    world = World(run, _mixed, steps=3, checkpoint_every=1)
+
+    class Filling:
+        def step(self, step: int, metrics: Mapping[str, float]) -> None:
+            world.trainer.full = step == 2
+
+    world.loop.observers = [Filling()]
+    with pytest.raises(CheckpointError, match=r"no space left .* step_000001 is intact.*resume=true"):
+        await world.train()
+    assert _checkpoints(run) == ["step_000001"]
+
+    checkpoint = run.checkpoints().latest_complete()
+    assert checkpoint is not None
+    again = World(run, _mixed, steps=3, checkpoint_every=1)
+    await again.loop.resume(checkpoint)
+    assert sorted(again.rows())[-1] == 1  # the row of step 2 is written again, not twice
+    await again.train()
+    assert again.trainer.updates == 3
+    assert [row.step for row in run.read_metrics()].count(2) == 1
+
+
+async def test_a_stop_while_training_finishes_the_step_under_way(run: RunFolder) -> None:
+    world = World(run, _mixed, steps=50)
+    world.trainer.slow_s = 0.05
+    await world.loop.prepare()
+    training = asyncio.create_task(world.loop.run())
+    while world.trainer.updates < 2:
+        await asyncio.sleep(0.005)
+    await asyncio.sleep(0.01)  # in the third update
+    world.loop.stop.set()
+    with pytest.raises(StoppedEarlyError, match="stopped after step 3"):
+        await training
+    await world.loop.checkpoint()
+    assert _checkpoints(run) == ["step_000003"]
+    assert (run.path / "checkpoints" / "step_000003" / "updates").read_text() == "3"
+    assert len(asyncio.all_tasks()) == 1
+
+
+async def test_stopped_and_resumed_at_every_step_a_run_samples_what_an_uninterrupted_one_does(tmp_path: Path) -> None:
+    def stop_at(world: World, at: int) -> None:
+        class Stop:
+            def step(self, step: int, metrics: Mapping[str, float]) -> None:
+                if step == at:
+                    world.loop.stop.set()
+
+        world.loop.observers = [Stop()]
+
+    async def play(name: str, stops: list[int]) -> tuple[list[Any], Counter]:
+        with RunFolder.create(tmp_path, name) as run:
+            for at in [*stops, -1]:
+                world = World(run, _mixed, steps=4, evaluate_every=2)
+                if checkpoint := run.checkpoints().latest_complete():
+                    await world.loop.resume(checkpoint)
+                stop_at(world, at)
+                try:
+                    await world.train()
+                except StoppedEarlyError:
+                    await world.loop.checkpoint()
+            files = sorted(run.trajectories_folder.glob("step_*"))
+            records = [json.loads(line) for file in files for line in file.read_text().splitlines()]
+            played = [(each["id"], each["seed"], each["task_id"], each["turns"][0]["versions"]) for each in records]
+            return played, (world.ledger.episodes, world.trainer.updates, world.loop.counters.accuracy)
+
+    whole = await play("whole", [])
+    assert len(whole[0]) == 4 * GROUPS * SIZE
+    assert await play("parts", [0, 1, 2, 3]) == whole
+
+
+Counter = tuple[int, int, dict[str, float]]
