@@ -12,6 +12,7 @@ from typing import Any, ClassVar
 import miles_agents as ma
 from miles_agents.envs.python_math.env import PythonMath
 from miles_agents.tools.python import PythonTool
+from miles_agents.types import ToolCall
 
 SLEEP_S = 0.05
 _PRINT = re.compile(r"print\(([\d+\-*() ]+)\)")  # checked first: `ast` warns about text such as 12if
@@ -48,8 +49,26 @@ class Sleeper(ma.ToolEnv):
         return float(episode.final.content == episode.task.answer)
 
 
+class Arithmetic:
+    """Looks like the `python` tool; understands `print(…)` of sums, differences and products of integers alone."""
+
+    name = PythonTool.name
+    needs_sandbox = False
+
+    def schema(self) -> dict[str, Any]:
+        """That of the real tool."""
+        return PythonTool().schema()
+
+    async def call(self, arguments: Mapping[str, Any], context: ma.ToolContext) -> ma.ToolOutput:
+        """The value, or an error."""
+        try:
+            return ma.ToolOutput(str(printed_value(str(arguments.get("code")))))
+        except (SyntaxError, ValueError) as error:
+            return ma.ToolOutput(f"Error: {error}", ok=False)
+
+
 class SleepingMath(PythonMath):
-    """`python_math` whose `python` tool sleeps, then answers right, without a sandbox.
+    """`python_math` whose `python` tool sleeps, then answers right (or "busy", at level 3), without a sandbox.
 
     The policy sees the same tool, so that the starter model calls it as it was taught to.
     """
@@ -58,35 +77,13 @@ class SleepingMath(PythonMath):
     sleep_s: float = SLEEP_S
 
     def all_tools(self) -> tuple[ma.Tool, ...]:
-        """The sleeping interpreter."""
-        return (SleepingPython(self),)
+        """The interpreter that is none."""
+        return (Arithmetic(),)
 
-
-class SleepingPython:
-    """Understands `print(…)` of sums, differences and products of integers; anything else is an error.
-
-    Args:
-        owner: its `sleep_s` is read at each call: a configuration sets it after the environment was made.
-    """
-
-    name = PythonTool.name
-    needs_sandbox = False
-
-    def __init__(self, owner: SleepingMath) -> None:
-        self._owner = owner
-        self._schema = PythonTool().schema()
-
-    def schema(self) -> dict[str, Any]:
-        """That of the real tool."""
-        return self._schema
-
-    async def call(self, arguments: Mapping[str, Any], context: ma.ToolContext) -> ma.ToolOutput:
-        """Sleep and answer."""
-        await asyncio.sleep(self._owner.sleep_s)
-        try:
-            return ma.ToolOutput(str(printed_value(str(arguments.get("code")))))
-        except (SyntaxError, ValueError) as error:
-            return ma.ToolOutput(f"Error: {error}", ok=False)
+    async def call_tool(self, tool: ma.Tool, call: ToolCall, context: ma.ToolContext) -> ma.ToolOutput:
+        """Sleep, then answer."""
+        await asyncio.sleep(self.sleep_s)
+        return await super().call_tool(tool, call, context)
 
 
 def printed_value(code: str) -> int:

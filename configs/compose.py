@@ -237,6 +237,16 @@ def all_keys(config: DictConfig, prefix: str = "") -> Iterator[str]:
             yield from all_keys(child, f"{full}.")
 
 
+def changed_keys(former: str, config: str) -> list[str]:
+    """The dotted keys to which two runs' configurations (YAML) give different values; not `run_dir` and `resume`."""
+    one, other = (OmegaConf.create(text) for text in (former, config))
+    assert isinstance(one, DictConfig)
+    assert isinstance(other, DictConfig)
+    keys = {*all_keys(one), *all_keys(other)} - {"run_dir", "resume"}
+    values = {key: (OmegaConf.select(one, key), OmegaConf.select(other, key)) for key in keys}
+    return sorted(key for key, (a, b) in values.items() if a != b and not isinstance(b, DictConfig))
+
+
 def to_object(config: DictConfig) -> Any:
     """The composed dataclasses; interpolations resolved.
 

@@ -26,6 +26,7 @@ from miles_agents import assembly
 from miles_agents.chat import ChatFormat
 from miles_agents.command import EXIT_INTERRUPTED, EXIT_OK, Invocation
 from miles_agents.configs import schema
+from miles_agents.configs.compose import changed_keys
 from miles_agents.contracts import Algorithm, Env, RolloutEngine, SandboxProvider, Trainer, WeightSync
 from miles_agents.controller import LoopSettings, Parts, StoppedEarlyError, TrainingLoop
 from miles_agents.errors import CheckpointError, RunFolderError
@@ -90,7 +91,7 @@ async def train(invocation: Invocation, env_class: type[Env], *, console: Consol
     console = console or Console(file=sys.stdout)
     async with opened(config, env_class, console) as opened_parts, _machines(config, opened_parts.model) as machines:
         with _run_folder(invocation) as run:
-            return await _Run(config, run, opened_parts, machines, console).carry_out()
+            return await _Run(invocation, run, opened_parts, machines, console).carry_out()
 
 
 @asynccontextmanager
@@ -189,7 +190,7 @@ def _run_folder(invocation: Invocation) -> RunFolder:
         config=invocation.yaml,
         seed=config.seed,
     )
-    write_overrides(run.path, [word for word in invocation.overrides if not word.startswith(("run_dir=", "resume="))])
+    write_overrides(run.path, invocation.overrides)
     return run
 
 
@@ -207,9 +208,10 @@ class _Run:
     """One run's course; holds what its phases share."""
 
     def __init__(
-        self, config: schema.TrainConfig, run: RunFolder, opened: Opened, machines: _Machines, console: Console
+        self, invocation: Invocation, run: RunFolder, opened: Opened, machines: _Machines, console: Console
     ) -> None:
-        self._config = config
+        self._invocation = invocation
+        config = self._config = invocation.config
         self._run = run
         self._opened = opened
         self._machines = machines
@@ -222,6 +224,7 @@ class _Run:
         loop = TrainingLoop(self._parts(), self._settings())
         if self._config.resume:
             await self._take_checkpoint(loop)
+            self._keep_words(loop)
         said = "stopping: writing a checkpoint of the last finished step (again to stop at once)"
         with StopOnSignals(loop.stop, said=said), self._trackers(loop) as trackers:
             return await self._phases(loop, trackers, started - loop.counters.wall_s)
@@ -274,6 +277,13 @@ class _Run:
         if checkpoint.step > self._config.steps:
             raise RunFolderError(f"the run is at step {checkpoint.step} already; give steps={checkpoint.step} or more")
         await loop.resume(checkpoint)
+
+    def _keep_words(self, loop: TrainingLoop) -> None:
+        words, yaml = self._invocation.overrides, self._invocation.yaml
+        write_overrides(self._run.path, words)
+        if changed := changed_keys(self._run.config_file.read_text(encoding="utf-8"), yaml):
+            self._run.renew_config(yaml, last_step=loop.counters.step)
+            self._console.print(f"going on with other values of: {', '.join(changed)}", highlight=False)
 
     async def _score_before(self, loop: TrainingLoop) -> Scored:
         file = self._run.evaluation_file(0)

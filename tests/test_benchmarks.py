@@ -27,7 +27,7 @@ from miles_agents import registry
 from miles_agents.contracts import EnvResources, ExecResult, ExecStatus, ToolContext
 from miles_agents.envs.python_math.env import PythonMath
 from miles_agents.tools.sandboxes.scripted import ScriptedSandboxes
-from miles_agents.types import Batch, Reply, TrainingSample, collate_samples
+from miles_agents.types import Batch, Reply, ToolCall, TrainingSample, collate_samples
 
 ROOT = Path(__file__).parents[1]
 
@@ -122,7 +122,8 @@ async def test_the_sleeping_tool_looks_like_the_real_one_and_sleeps_as_long_as_c
     assert tool.schema() == real.all_tools()[0].schema()
     assert not tool.needs_sandbox
     started = time.perf_counter()
-    output = await tool.call({"code": "print(12*12)"}, ToolContext())
+    call = ToolCall(id="call_0", name="python", arguments={"code": "print(12*12)"}, raw="")
+    output = await env.call_tool(tool, call, ToolContext())
     assert time.perf_counter() - started >= 0.02
     assert (output.text, output.ok) == ("144", True)
     assert not (await tool.call({"code": "print(a)"}, ToolContext())).ok

@@ -6,14 +6,13 @@ import asyncio
 import json
 import random
 
-import numpy as np
 import pytest
 
-from miles_agents.contracts import Draw
-from miles_agents.errors import DataError, FailureCause, MilesError
+from miles_agents.checks.buffer import check_buffer, played
+from miles_agents.errors import DataError, MilesError
 from miles_agents.rollout.buffer import BoundedStalenessBuffer
 from miles_agents.rollout.source import TaskSource
-from miles_agents.types import EpisodeStatus, Message, StopReason, Task, Trajectory, TrajectoryGroup, Turn, VersionSpan
+from miles_agents.types import Message, Task
 
 
 def _tasks(count: int) -> list[Task]:
@@ -23,25 +22,6 @@ def _tasks(count: int) -> list[Task]:
 def _buffer(*, groups_per_step: int = 4, max_staleness: int = 0, tasks: int = 10) -> BoundedStalenessBuffer:
     source = TaskSource(_tasks(tasks), seed=3)
     return BoundedStalenessBuffer(source, groups_per_step=groups_per_step, max_staleness=max_staleness)
-
-
-def _group(draw: Draw, *, valid: bool = True) -> TrajectoryGroup:
-    turn = Turn(
-        prompt_ids=np.array([1, 2], np.int32),
-        completion_ids=np.array([3], np.int32),
-        logprobs=np.array([-0.5], np.float32),
-        stop_reason=StopReason.STOP,
-        versions=(VersionSpan(draw.version, 0, 1),),
-    )
-    common = {"id": f"{draw.group_id}/0", "task_id": draw.task.id, "group_id": draw.group_id, "turns": (turn,)}
-    trajectory = (
-        Trajectory(**common, status=EpisodeStatus.COMPLETED, reward=1.0, start_version=draw.version)
-        if valid
-        else Trajectory(**common, status=EpisodeStatus.FAILED, cause=FailureCause.SANDBOX)
-    )
-    return TrajectoryGroup(
-        id=draw.group_id, task_id=draw.task.id, draw=draw.index, version=draw.version, trajectories=(trajectory,)
-    )
 
 
 async def _idle() -> None:
@@ -60,7 +40,7 @@ async def test_observed_staleness_is_never_above_the_bound(bound: int) -> None:
             draw = await buffer.admit()
             for _ in range(rng.randrange(30)):
                 await asyncio.sleep(0)
-            await buffer.put(_group(draw, valid=rng.random() > 0.1))
+            await buffer.put(played(draw, valid=rng.random() > 0.1))
 
     workers = [asyncio.create_task(worker()) for _ in range(7)]
     for step in range(25):
@@ -83,7 +63,7 @@ async def test_synchronous_mode_admits_one_step_of_draws_and_no_more() -> None:
     await _idle()
     assert not blocked.done()
     for draw in draws:
-        await buffer.put(_group(draw))
+        await buffer.put(played(draw))
     groups = await buffer.take(4)
     await _idle()
     assert not blocked.done()
@@ -96,10 +76,10 @@ async def test_groups_come_in_draw_order_whatever_finished_first() -> None:
     draws = [await buffer.admit() for _ in range(4)]
     taking = asyncio.create_task(buffer.take(2))
     for draw in reversed(draws[1:]):
-        await buffer.put(_group(draw))
+        await buffer.put(played(draw))
     await _idle()
     assert not taking.done()  # two are ready, but draw 0 is not
-    await buffer.put(_group(draws[0]))
+    await buffer.put(played(draws[0]))
     assert [group.draw for group in await asyncio.wait_for(taking, 1)] == [0, 1]
 
 
@@ -107,10 +87,10 @@ async def test_F04_a_group_without_valid_episode_is_replaced_by_another_draw() -
     # case F04: an all-aborted group is refilled, never trained on
     buffer = _buffer(groups_per_step=2)
     first, second = await buffer.admit(), await buffer.admit()
-    await buffer.put(_group(first, valid=False))
+    await buffer.put(played(first, valid=False))
     third = await asyncio.wait_for(buffer.admit(), 1)
-    await buffer.put(_group(second))
-    await buffer.put(_group(third))
+    await buffer.put(played(second))
+    await buffer.put(played(third))
     assert [group.draw for group in await buffer.take(2)] == [1, 2]
     assert buffer.discarded == 1
 
@@ -118,8 +98,8 @@ async def test_F04_a_group_without_valid_episode_is_replaced_by_another_draw() -
 async def test_a_restored_buffer_repeats_nothing_and_loses_nothing() -> None:
     buffer = _buffer(groups_per_step=2, max_staleness=1)
     draws = [await buffer.admit() for _ in range(4)]
-    await buffer.put(_group(draws[1]))
-    await buffer.put(_group(draws[3]))
+    await buffer.put(played(draws[1]))
+    await buffer.put(played(draws[3]))
     state = json.loads(json.dumps(buffer.state_dict()))
 
     restored = _buffer(groups_per_step=2, max_staleness=1)
@@ -128,7 +108,7 @@ async def test_a_restored_buffer_repeats_nothing_and_loses_nothing() -> None:
     assert [(draw.index, draw.task.id) for draw in again] == [(d.index, d.task.id) for d in (draws[0], draws[2])]
     assert restored.restarted == 2
     for draw in again:
-        await restored.put(_group(draw))
+        await restored.put(played(draw))
     groups = await restored.take(2)
     assert [group.draw for group in groups] == [0, 1]
     assert groups[1].trajectories[0].turns[0].logprobs.tolist() == [-0.5]
@@ -140,7 +120,7 @@ async def test_a_restored_buffer_repeats_nothing_and_loses_nothing() -> None:
 
 async def test_taken_but_unreleased_groups_are_saved_to_be_trained_again() -> None:
     buffer = _buffer(groups_per_step=1)
-    await buffer.put(_group(await buffer.admit()))
+    await buffer.put(played(await buffer.admit()))
     await buffer.take(1)
     restored = _buffer(groups_per_step=1)
     restored.load_state_dict(buffer.state_dict())
@@ -158,9 +138,9 @@ async def test_injected_tasks_come_before_the_source_and_move_it_not() -> None:
 async def test_a_group_put_twice_is_refused() -> None:
     buffer = _buffer()
     draw = await buffer.admit()
-    await buffer.put(_group(draw))
+    await buffer.put(played(draw))
     with pytest.raises(MilesError, match="twice"):
-        await buffer.put(_group(draw))
+        await buffer.put(played(draw))
 
 
 def test_the_data_order_depends_on_seed_and_place_alone() -> None:
@@ -178,3 +158,13 @@ def test_sources_without_tasks_or_with_equal_ids_are_refused() -> None:
         TaskSource([], seed=0)
     with pytest.raises(DataError, match="'t0'"):
         TaskSource([*_tasks(2), *_tasks(1)], seed=0)
+
+
+@pytest.mark.parametrize("bound", [0, 2])
+async def test_the_buffer_passes_the_suite_of_buffers(bound: int) -> None:
+    await check_buffer(lambda: _buffer(groups_per_step=3, max_staleness=bound), groups_per_step=3, max_staleness=bound)
+
+
+async def test_the_suite_of_buffers_catches_a_bound_that_is_not_kept() -> None:
+    with pytest.raises(AssertionError, match="staleness"):
+        await check_buffer(lambda: _buffer(groups_per_step=3, max_staleness=2), groups_per_step=3, max_staleness=0)

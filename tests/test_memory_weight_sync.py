@@ -10,6 +10,7 @@ import torch
 from tiny_engine import bits, make_engine, plain_logprobs, prompt, request, tiny_llama, tiny_qwen3
 from torch import Tensor
 
+from miles_agents.checks.weight_sync import check_weight_sync
 from miles_agents.engines.local.engine import LocalEngine
 from miles_agents.engines.scripted import ScriptedEngine
 from miles_agents.errors import ConfigError, WeightSyncError
@@ -141,3 +142,15 @@ def test_checksums_see_one_changed_bit_and_ignore_memory_layout() -> None:
     changed[2, 3] = torch.nextafter(changed[2, 3], torch.tensor(100.0))
     assert checksum(changed) != checksum(tensor)
     assert checksum(torch.tensor(1.0)) == checksum(torch.tensor(1.0))
+
+
+@pytest.mark.parametrize("share", [True, False])
+async def test_the_memory_route_passes_the_suite_of_weight_syncs(share: bool) -> None:
+    trainer, engine = SGD(tiny_qwen3()), make_engine()
+    try:
+        await engine.start()
+        await check_weight_sync(
+            MemoryWeightSync(share=share), trainer, engine, change=lambda: trainer.update(1), prompt=prompt(0, 9)
+        )
+    finally:
+        await engine.close()

@@ -49,7 +49,7 @@ def words_of(command: str) -> list[str]:
 
 RUNS = [line for line in commands(r"python -m miles_agents\.(train|evaluate) ") if "…" not in line]
 MAKES = commands(r"make( |$)")
-TYPED = commands(r"python -m ")
+TYPED = commands(r"python -m (?!pip |pytest |venv )")
 
 
 def test_the_documents_show_commands() -> None:
@@ -68,8 +68,6 @@ def test_every_command_line_of_the_documents_composes(command: str, monkeypatch:
 @pytest.mark.parametrize("command", TYPED)
 def test_every_command_of_the_documents_exists(command: str) -> None:
     module = re.split(r"[\s]", command.removeprefix("python -m "), maxsplit=1)[0]
-    if not module.startswith(("miles_agents", "benchmarks")):
-        pytest.fail(f"{command}: a command of another project")
     path = ROOT / Path(*module.split("."))
     assert path.with_suffix(".py").is_file() or (path / "__main__.py").is_file()
 

@@ -282,3 +282,22 @@ def test_going_on_works_from_any_folder(tiny_model: Path, folder: Path, monkeypa
     assert done.code == 0, done.err
     assert sorted(metric_rows(folder / "run")) == [0, 1, 2]
     assert list(elsewhere.iterdir()) == []
+
+
+def test_what_is_changed_when_going_on_is_said_kept_and_goes_on_the_next_time(tiny_model: Path, folder: Path) -> None:
+    assert command("train", *_plain(tiny_model), "steps=2", "run_dir=run").code == 0
+    former = (folder / "run" / "config.yaml").read_text()
+    done = command("train", "resume=true", "run_dir=run", "steps=3", "trainer.lr=1e-5")
+    assert done.code == 0, done.err
+    assert "going on with other values of: steps, trainer.lr" in done.out
+    assert (folder / "run" / "config_until_step_000002.yaml").read_text() == former
+    assert "lr: 1.0e-05" in (folder / "run" / "config.yaml").read_text()
+    done = command("train", "resume=true", "run_dir=run")
+    assert done.code == 0, done.err
+    assert "other values" not in done.out
+    assert metric_rows(folder / "run")[3]["train/lr"] == pytest.approx(1e-5)
+    # A default that a newer version of this package has changed is said too.
+    config = (folder / "run" / "config.yaml").read_text()
+    (folder / "run" / "config.yaml").write_text(config.replace("eps: 1.0e-08", "eps: 1.0e-06"))
+    done = command("train", "resume=true", "run_dir=run")
+    assert "going on with other values of: trainer.eps" in done.out

@@ -98,7 +98,8 @@ class RunFolder:
         """
         nearest = next(folder for folder in (path, *path.absolute().parents) if folder.exists())
         if not nearest.is_dir() or not os.access(nearest, os.W_OK | os.X_OK):
-            raise RunFolderError(f"cannot make a run folder {path}: {nearest} is no folder that can be written into")
+            why = os.strerror(errno.EACCES if nearest.is_dir() else errno.ENOTDIR)
+            raise RunFolderError(f"cannot make a run folder in {path}: {nearest}: {why}; set run_dir to another")
 
     @classmethod
     def open(cls, path: Path, *, writing: bool = False) -> RunFolder:
@@ -192,6 +193,12 @@ class RunFolder:
                 dropped += 1
         if dropped:
             logger.info("resuming after step %d: %d later metric rows and trajectory files dropped", last_step, dropped)
+
+    def renew_config(self, config: str, *, last_step: int) -> None:
+        """Write the configuration a resumed run goes on with; the former one is kept as `config_until_step_….yaml`."""
+        former = self.config_file.read_text(encoding="utf-8")
+        write_atomic(self.path / f"config_until_step_{last_step:06d}.yaml", former)
+        write_atomic(self.config_file, config)
 
     def write_summary(self, summary: Mapping[str, Any]) -> None:
         """Write summary.json, atomically. Numbers that are not finite become "nan", "inf", "-inf".

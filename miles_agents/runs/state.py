@@ -33,8 +33,9 @@ def read_state(folder: Path) -> dict[str, Any]:
 
 
 def write_overrides(run: Path, overrides: Sequence[str]) -> None:
-    """Keep the words a run was started with, so that `resume=true` alone goes on with them."""
-    write_atomic(run / OVERRIDES_FILE, json.dumps(list(overrides), indent=1))
+    """Keep the words of a run's command line, so that `resume=true` alone goes on with them."""
+    kept = [word for word in overrides if not word.startswith(("run_dir=", "resume="))]
+    write_atomic(run / OVERRIDES_FILE, json.dumps(kept, indent=1))
 
 
 def read_overrides(run: Path) -> list[str]:

@@ -44,7 +44,8 @@ class Shapes:
     decode_rows: tuple[int, ...]
     prefill_rows: tuple[int, ...]
     prefill_widths: tuple[int, ...]  # tokens per row of a prefill call
-    keys: tuple[int, ...]
+    keys: tuple[int, ...]  # keys that a decode call attends to
+    prefill_keys: tuple[int, ...]
 
     @classmethod
     def ladder(cls, *, slots: int, length: int, prefill_rows: int, prefill_chunk: int) -> Shapes:
@@ -57,6 +58,7 @@ class Shapes:
             prefill_rows=_steps(min(prefill_rows, slots), smallest=1),
             prefill_widths=(*range(width_step, prefill_chunk, width_step), prefill_chunk),
             keys=tuple(sorted({*range(step, length, step), length})),
+            prefill_keys=tuple(sorted({*(up(length * part // 4, KEY_BLOCK) for part in (1, 2, 3)), length})),
         )
 
 
@@ -115,7 +117,11 @@ def probe(model: SlotModel, ladder: Shapes) -> Shapes:
             found = replace(
                 ladder, decode_rows=work.decode_rows(), prefill_rows=prefill_rows, prefill_widths=prefill_widths
             )
-            found = replace(found, keys=work.keys(found))
+            decoding = [(rows, 1) for rows in found.decode_rows]
+            prefilling = [(rows, width) for rows in prefill_rows for width in prefill_widths]
+            found = replace(
+                found, keys=work.keys(ladder.keys, decoding), prefill_keys=work.keys(ladder.prefill_keys, prefilling)
+            )
     finally:
         model.cache.clear()
     logger.debug("bit-equal shapes: %s", found)
@@ -145,7 +151,7 @@ class _Probe:
         """Row counts of decode calls with the logits of the largest."""
         ladder = self.ladder.decode_rows
         ids = self._ids(ladder[-1], 1)
-        start = min(20, self.longest - 1)
+        start = self.longest - 1  # sums over many keys are split otherwise than sums over few
 
         def run(rows_N: Ints) -> list[Tensor]:
             return [self.model.forward(_full_call(ids[rows_N], start, rows_N, self.longest))]
@@ -158,7 +164,7 @@ class _Probe:
         """Row counts and widths such that each pair writes the keys and values that the largest pair writes."""
         rows_ladder, widths_ladder = self.ladder.prefill_rows, self.ladder.prefill_widths
         largest_N = np.arange(rows_ladder[-1])
-        ids = self._ids(len(largest_N), widths_ladder[-1])
+        ids = self._ids(len(largest_N), widths_ladder[-1])  # they see all keys that the cache was filled with
         reference = self._written(ids, largest_N)
         self._refuse_order_dependence(lambda rows_N: self._written(ids[rows_N], rows_N), reference)
 
@@ -169,19 +175,25 @@ class _Probe:
         widths = self._agreeing(widths_ladder, lambda width: agrees(rows_ladder[-1], width))
         return self._agreeing(rows_ladder, lambda rows: all(agrees(rows, width) for width in widths)), widths
 
-    def keys(self, shapes: Shapes) -> tuple[int, ...]:
-        """Key lengths at which attention has the bits of the longest, at every other size in `shapes`."""
-        sizes = [(rows, 1) for rows in shapes.decode_rows]
-        sizes += [(rows, width) for rows in shapes.prefill_rows for width in shapes.prefill_widths]
-        agreeing = set(self.ladder.keys)
+    def keys(self, ladder: tuple[int, ...], sizes: Iterable[tuple[int, int]]) -> tuple[int, ...]:
+        """The key lengths of `ladder` at which calls of each size (rows, width) have the bits of the longest."""
+        agreeing = list(ladder)
         with torch.inference_mode():
             for rows, width in sizes:
-                query, mask = self._query(rows, width)
-                reference = self._attend(query, mask, self.longest)
-                agreeing = {
-                    keys for keys in agreeing if keys < width or torch.equal(self._attend(query, mask, keys), reference)
-                }
-        return tuple(sorted(agreeing))
+                shape = (rows, self.model.config.num_attention_heads, width, self.model.cache.keys_SKTD[0].shape[-1])
+                query = torch.empty(shape, dtype=self.model.module.dtype, device=self.model.device)
+                query.normal_(generator=self.generator)
+                agreeing = [keys for keys in agreeing if keys < width or self._length_agrees(query, keys)]
+        return tuple(agreeing)
+
+    def _length_agrees(self, query: Tensor, keys: int) -> bool:
+        """True if attention to `keys` keys, all of them visible, has the same bits when hidden ones follow."""
+        if keys == self.longest:
+            return True
+        width = query.shape[2]
+        hidden_LT = np.arange(self.longest) > np.arange(keys - width, keys)[:, None]
+        mask = torch.from_numpy(np.where(hidden_LT, -np.inf, 0.0)[None, None].repeat(len(query), 0)).to(query)
+        return torch.equal(self._attend(query, mask, keys), self._attend(query, mask, self.longest))
 
     def _ids(self, rows: int, width: int) -> Ints:
         return self.random.integers(0, self.model.vocab_size, (rows, width))
@@ -199,26 +211,21 @@ class _Probe:
             )
 
     def _written(self, ids_NL: Ints, rows_N: Ints) -> list[Tensor]:
-        """The keys and values that a prefill call at position 0 writes, by row of the call."""
-        self.model.forward(_full_call(ids_NL, 0, rows_N, self.longest))
+        """The keys and values that a prefill call at the end of the cache writes, by row of the call."""
+        start, width = self.longest - self.ladder.prefill_widths[-1], ids_NL.shape[1]
+        self.model.forward(_full_call(ids_NL, start, rows_N, self.longest))
         cache = self.model.cache
         with torch.inference_mode():
             return [
-                states[torch.from_numpy(rows_N).to(states.device), :, : ids_NL.shape[1]]
+                states[torch.from_numpy(rows_N).to(states.device), :, start : start + width]
                 for states in (*cache.keys_SKTD, *cache.values_SKTD)
             ]
 
-    def _query(self, rows: int, width: int) -> tuple[Tensor, Tensor]:
-        cache = self.model.cache.keys_SKTD[0]
-        shape = (rows, self.model.config.num_attention_heads, width, cache.shape[-1])
-        query = torch.empty(shape, dtype=cache.dtype, device=cache.device).normal_(generator=self.generator)
-        hidden = np.arange(self.longest) > np.arange(width)[:, None]
-        mask = np.where(hidden, -np.inf, 0.0)[None, None].repeat(rows, 0)
-        return query, torch.from_numpy(mask).to(query)
-
     def _attend(self, query: Tensor, mask: Tensor, keys: int) -> Tensor:
         cache, rows = self.model.cache, len(query)
-        key, value = (states[:rows, :, :keys] for states in (cache.keys_SKTD[0], cache.values_SKTD[0]))
+        # A decode call reads the cache in place, a prefill call a copy of its rows: see `SlotCache`.
+        taken = slice(0, rows) if query.shape[2] == 1 else torch.arange(rows, device=query.device)
+        key, value = (states[taken, :, :keys] for states in (cache.keys_SKTD[0], cache.values_SKTD[0]))
         return slot_attention(self.model.module, query, key, value, mask[..., :keys])[0]
 
 

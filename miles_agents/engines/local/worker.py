@@ -218,7 +218,7 @@ class Worker:
             valid[n, :count] = True
             cache_rows[n] = slot.row
         self._known_model.forward(
-            Call(ids, positions, valid, cache_rows, fit(shapes.keys, max(*ends, width)), front=False)
+            Call(ids, positions, valid, cache_rows, fit(shapes.prefill_keys, max(*ends, width)), front=False)
         )
         for slot, end in zip(slots, ends, strict=True):
             self.counters["prefill_tokens"] += end - slot.filled
