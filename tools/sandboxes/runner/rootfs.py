@@ -35,6 +35,11 @@ _LIBRARY_LINKS = ("lib", "lib64", "usr/lib64")
 _MOUNT_POINTS = ("/mnt", "/media", "/srv", "/run", "/sys", "/opt", "/var/tmp")  # noqa: S108
 _USERS = "user:x:1000:1000::/tmp:/bin/false\n"
 _OLD = "old"
+_PRIVATE_FOLDERS = (WORK_FOLDER, "/dev/shm")  # noqa: S108 — each session mounts its own over these
+_KEPT = "/kept"  # where what those mounts would hide stays reachable
+
+
+_kept: dict[str, Path] = {}  # place in the tree → where the interpreter looks for it; filled by the zygote
 
 
 def _library_folders() -> set[Path]:
@@ -127,6 +132,19 @@ def _bind_all(root: Path, paths: Iterable[Path]) -> None:
         _bind_read_only(str(path), target)
 
 
+def _hidden_by_private(paths: Iterable[Path]) -> list[Path]:
+    """Those of the paths that lie in folders each session mounts over, as in a checkout below /tmp."""
+    return [path for path in paths if any(path.is_relative_to(folder) for folder in _PRIVATE_FOLDERS)]
+
+
+def _keep(root: Path, paths: Iterable[Path]) -> None:
+    for number, path in enumerate(_hidden_by_private(paths)):
+        kept = root / _KEPT.lstrip("/") / str(number)
+        _make_place(path, kept)
+        _bind_read_only(str(path), kept)
+        _kept[f"{_KEPT}/{number}"] = path
+
+
 def _fill(root: Path, sources: _Sources) -> None:
     _bind_all(root, sources.base)
     hidden = [str(root / place.relative_to("/")) for place in sources.hidden]
@@ -135,6 +153,7 @@ def _fill(root: Path, sources: _Sources) -> None:
     _bind_all(root, sources.packages)
     for place in hidden:
         mount(None, place, None, MS_BIND | MS_REMOUNT | MS_RDONLY | MS_NOSUID | MS_NODEV)
+    _keep(root, [*sources.base, *sources.packages])
     _add_links(root)
     (root / "etc").mkdir()
     (root / "etc/passwd").write_text(_USERS)
@@ -183,6 +202,9 @@ def mount_private(*, tmp_mb: int, uid: int, gid: int) -> None:
     mount("tmpfs", WORK_FOLDER, "tmpfs", MS_NOSUID | MS_NODEV, f"size={tmp_mb}m,nr_inodes={tmp_mb * 64},{owner}")
     shared = max(1, tmp_mb // 4)
     mount("tmpfs", "/dev/shm", "tmpfs", MS_NOSUID | MS_NODEV, f"size={shared}m,nr_inodes=512,{owner}")  # noqa: S108
+    for kept, path in _kept.items():
+        _make_place(Path(kept), path)
+        _bind_read_only(kept, path)
     flags = MS_NOSUID | MS_NODEV | MS_NOEXEC
     try:
         mount("proc", "/proc", "proc", flags, "subset=pid")  # processes only: nothing about the host
