@@ -82,20 +82,29 @@ def boxed(sandboxes):
     return env
 
 
-async def test_an_episode_has_one_sandbox_of_its_own_until_it_ends(boxed, sandboxes):
+async def opened(boxed):
+    """An episode that has used its sandbox."""
+    await started(boxed)
+    await boxed.step(calls(call("shell", code="hello")))
+
+
+async def test_an_episode_has_one_sandbox_of_its_own_from_its_first_use_until_it_ends(boxed, sandboxes):
     for episodes in (1, 2):
         await started(boxed)
+        assert not sandboxes.live
+        step = await boxed.step(calls(call("shell", code="hello"), call("shell", code="again")))
+        assert [message.text for message in step.observation] == ["hello", "again"]
         assert len(sandboxes.live) == 1
-        step = await boxed.step(calls(call("shell", code="hello")))
-        assert step.observation[0].text == "hello"
         await boxed.step(Reply.of("4"))
         assert not sandboxes.live
         assert sandboxes.opened == episodes
 
 
 async def test_reset_and_close_end_the_running_episode_and_its_sandbox(boxed, sandboxes):
+    await opened(boxed)
     await started(boxed)
-    await started(boxed)
+    assert not sandboxes.live
+    await opened(boxed)
     assert len(sandboxes.live) == 1
     await boxed.close()
     await boxed.close()
@@ -122,7 +131,8 @@ async def test_a_lost_sandbox_is_never_output_and_is_closed(boxed, sandboxes):
 
 async def test_a_grader_error_still_closes_the_sandbox(boxed, sandboxes):
     boxed.reward = lambda episode: None
-    await started(boxed)
+    await opened(boxed)
+    assert len(sandboxes.live) == 1
     with pytest.raises(GraderError):
         await boxed.step(Reply.of(""))
     assert not sandboxes.live
@@ -147,7 +157,7 @@ async def test_cancelling_an_episode_leaves_no_sandbox(boxed, sandboxes):
 
 
 async def test_a_close_that_was_cancelled_can_be_repeated(boxed, sandboxes):
-    await started(boxed)
+    await opened(boxed)
     sandboxes.close_takes_s = 30
     closing = asyncio.create_task(boxed.close())
     await asyncio.sleep(0.02)
@@ -161,6 +171,7 @@ async def test_a_close_that_was_cancelled_can_be_repeated(boxed, sandboxes):
 
 async def test_a_failing_begin_leaves_no_sandbox(boxed, sandboxes):
     async def begin(task):
+        await boxed.sandbox.exec("1", timeout_s=1)
         raise ValueError("no such file")
 
     boxed.begin = begin
@@ -171,6 +182,29 @@ async def test_a_failing_begin_leaves_no_sandbox(boxed, sandboxes):
         await boxed.step(Reply.of(""))
 
 
+async def test_an_environment_without_sandbox_tools_says_so():
+    with pytest.raises(SandboxError, match="none of its tools needs one"):
+        _ = Sums().sandbox
+
+
 async def test_a_tool_that_needs_a_sandbox_is_never_run_without_one():
     with pytest.raises(SandboxError, match="Boxed has a tool that needs a sandbox"):
         await started(Boxed())
+
+
+async def test_an_episode_that_calls_no_tool_opens_no_sandbox(boxed, sandboxes):
+    await started(boxed)
+    await boxed.step(Reply.of("4"))
+    assert sandboxes.opened == 0
+
+
+async def test_a_sandbox_that_cannot_be_opened_loses_the_episode_and_is_no_tool_timeout(boxed, sandboxes):
+    async def open_():
+        await asyncio.sleep(0.1)
+        raise SandboxError("no processes left")
+
+    sandboxes.open = open_
+    boxed.tool_timeout_s = 0.01
+    await started(boxed)
+    with pytest.raises(SandboxError, match="no processes left"):
+        await boxed.step(calls(call("shell", code="hello")))

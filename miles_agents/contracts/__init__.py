@@ -4,7 +4,14 @@ from miles_agents.contracts.algorithm import Algorithm, Annotation, LossInputs, 
 from miles_agents.contracts.buffer import Draw, TrajectoryBuffer
 from miles_agents.contracts.engine import RolloutEngine
 from miles_agents.contracts.env import Env, EnvResources, Observation, ResetResult, StepResult
-from miles_agents.contracts.sandbox import ExecResult, ExecStatus, Sandbox, SandboxLimits, SandboxProvider
+from miles_agents.contracts.sandbox import (
+    ExecResult,
+    ExecStatus,
+    OnDemandSandbox,
+    Sandbox,
+    SandboxLimits,
+    SandboxProvider,
+)
 from miles_agents.contracts.tool_env import ToolEnv
 from miles_agents.contracts.tools import FunctionTool, Tool, ToolContext, ToolOutput, as_tool, tool
 from miles_agents.contracts.trainer import Trainer, TrainerRank
@@ -22,6 +29,7 @@ __all__ = [
     "LossInputs",
     "LossOutput",
     "Observation",
+    "OnDemandSandbox",
     "ResetResult",
     "RolloutEngine",
     "Sandbox",

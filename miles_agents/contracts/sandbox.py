@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from enum import StrEnum
 from types import TracebackType
+
+from miles_agents.errors import SandboxError
 
 
 class ExecStatus(StrEnum):
@@ -135,3 +138,53 @@ class SandboxProvider(ABC):
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         await self.close()
+
+
+class OnDemandSandbox(Sandbox):
+    """A session that is opened by its first use: an episode that never uses it costs nothing.
+
+    Args:
+        provider: opens the session.
+    """
+
+    def __init__(self, provider: SandboxProvider) -> None:
+        self._provider = provider
+        self._opening = asyncio.Lock()
+        self._session: Sandbox | None = None
+        self._closed = False
+
+    async def open(self) -> Sandbox:
+        """The session, opened now if it is not yet.
+
+        Raises:
+            SandboxError: it could not be set up, or was closed.
+        """
+        async with self._opening:
+            if self._closed:
+                raise SandboxError("the sandbox was closed")
+            if self._session is None:
+                self._session = await self._provider.open()
+            return self._session
+
+    async def exec(self, code: str, *, timeout_s: float) -> ExecResult:
+        """Run Python in the session."""
+        return await (await self.open()).exec(code, timeout_s=timeout_s)
+
+    async def read_file(self, path: str) -> bytes:
+        """Read a file of the session."""
+        return await (await self.open()).read_file(path)
+
+    async def write_file(self, path: str, data: bytes) -> None:
+        """Write a file of the session."""
+        await (await self.open()).write_file(path, data)
+
+    async def reset(self) -> None:
+        """Back to a fresh session; one that was never opened is fresh."""
+        if self._session is not None:
+            await self._session.reset()
+
+    async def close(self) -> None:
+        """End the session, if there is one. May be called twice, and again after a cancelled call."""
+        self._closed = True
+        if self._session is not None:
+            await self._session.close()

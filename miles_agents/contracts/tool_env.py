@@ -18,7 +18,7 @@ from typing import Any, ClassVar, cast
 import numpy as np
 
 from miles_agents.contracts.env import Env, ResetResult, StepResult
-from miles_agents.contracts.sandbox import Sandbox
+from miles_agents.contracts.sandbox import OnDemandSandbox, Sandbox, SandboxProvider
 from miles_agents.contracts.threads import run_in_thread
 from miles_agents.contracts.tools import Tool, ToolContext, ToolOutput, as_tool, marked_methods
 from miles_agents.errors import (
@@ -60,7 +60,7 @@ class ToolEnv(Env):
     _episode: Episode | None = None
     _toolbox: Mapping[str, Tool] | None = None  # made at the first reset; the same for every episode
     _schemas: Sequence[dict[str, Any]] = ()
-    _sandbox: Sandbox | None = None
+    _sandbox: OnDemandSandbox | None = None
 
     @abstractmethod
     def tasks(self, split: str) -> Iterable[Task]:
@@ -69,6 +69,17 @@ class ToolEnv(Env):
     @abstractmethod
     def reward(self, episode: Episode) -> Any:
         """Score a finished episode: a float, or floats by name. May be async. Plain functions run in a thread."""
+
+    @property
+    def sandbox(self) -> Sandbox:
+        """The episode's sandbox, for `begin` and for tools of the environment itself; opened by its first use.
+
+        Raises:
+            SandboxError: no tool of the environment needs one.
+        """
+        if self._sandbox is None:
+            raise SandboxError(f"{type(self).__name__} has no sandbox: none of its tools needs one, or no episode runs")
+        return self._sandbox
 
     def all_tools(self) -> tuple[Tool, ...]:
         """The entries of `tools`, then the methods marked with `@tool`."""
@@ -79,7 +90,7 @@ class ToolEnv(Env):
 
         Raises:
             UsageError: no task was given, or two tools have one name.
-            SandboxError: a tool needs a sandbox and none could be opened.
+            SandboxError: a tool needs a sandbox and none was lent. It is opened by its first use.
         """
         await self.close()
         task = (options or {}).get("task")
@@ -90,7 +101,7 @@ class ToolEnv(Env):
         toolbox = self._named_tools()
         try:
             if any(tool.needs_sandbox for tool in toolbox.values()):
-                self._sandbox = await self._open_sandbox()
+                self._sandbox = OnDemandSandbox(self._lent_sandboxes())
             self._episode = Episode(task=task, messages=list(task.prompt), sandbox=self._sandbox)
             await self.begin(task)
         except BaseException:
@@ -150,11 +161,11 @@ class ToolEnv(Env):
             self._toolbox = toolbox
         return self._toolbox
 
-    async def _open_sandbox(self) -> Sandbox:
+    def _lent_sandboxes(self) -> SandboxProvider:
         provider = self.resources.sandboxes
         if provider is None:
             raise SandboxError(f"{type(self).__name__} has a tool that needs a sandbox, but none was lent to it")
-        return await provider.open()
+        return provider
 
     async def _run_calls(self, calls: Sequence[ToolCall]) -> list[ToolEvent]:
         try:
@@ -204,6 +215,8 @@ class ToolEnv(Env):
         if call.name not in tools:
             name = _shortened(call.name, _MAX_NAME_CHARS)
             raise ToolError(f"unknown tool '{name}'. {did_you_mean(name, tools)}")
+        if tools[call.name].needs_sandbox and self._sandbox is not None:
+            await self._sandbox.open()  # before the deadline: a slow start is no fault of the call
         context = ToolContext(sandbox=self._sandbox, np_random=self.np_random)
         deadline = asyncio.timeout(self.tool_timeout_s)
         try:
