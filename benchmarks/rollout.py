@@ -11,7 +11,7 @@ from transformers import GenerationConfig, PreTrainedModel
 
 from benchmarks.measuring import Measure, Row, Settings, Table, compared, interleaved
 from benchmarks.runs import Ground, ground
-from miles_agents.assembly import threads_of
+from miles_agents.assembly import engine_threads
 from miles_agents.contracts import RolloutEngine
 from miles_agents.evaluation import play_all
 from miles_agents.models.loading import load_causal_lm
@@ -29,7 +29,7 @@ async def measure(settings: Settings) -> list[Table]:
             place.engine(deterministic=True) as deterministic,
             place.engine(deterministic=False) as free,
         ):
-            threads = threads_of(place.config.engine, place.config.cluster)
+            threads = engine_threads(place.config.engine, place.config.cluster)
             medians = await interleaved(
                 {
                     "transformers generate": _generate(load_causal_lm(place.opened.model), prompts, threads),

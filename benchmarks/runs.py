@@ -124,7 +124,7 @@ class Ground:
         plan = assembly.EnginePlan(
             max_tokens=shape.max_tokens,
             concurrency=assembly.concurrency_of(config),
-            threads=assembly.threads_of(config.engine, config.cluster),
+            threads=assembly.engine_threads(config.engine, config.cluster),
             dtype=config.model.dtype,
         )
         engine: Any = assembly.make_engine(config.engine, plan)

@@ -65,7 +65,7 @@ def _run(config: schema.TrainConfig, steps: int) -> list[float]:
         def on_step_end(self, *_: Any, **__: Any) -> None:
             self.ends.append(time.perf_counter())
 
-    torch.set_num_threads(assembly.threads_of(config.trainer, config.cluster))
+    torch.set_num_threads(assembly.trainer_threads(config.trainer, config.cluster))
     stopwatch = Stopwatch()
     with tempfile.TemporaryDirectory() as folder, warnings.catch_warnings():
         warnings.simplefilter("ignore")

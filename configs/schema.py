@@ -50,7 +50,7 @@ class LocalEngineConfig(EngineConfig):
     deterministic: bool = True  # fixed shapes: a request's tokens do not depend on its neighbours
     prefill_rows: int = 8  # prompts prefilled together
     prefill_chunk: int = 96  # prompt tokens per row and prefill pass
-    threads: Optional[int] = None  # PyTorch threads; null: `cluster.threads`
+    threads: Optional[int] = None  # PyTorch threads; null: one fewer than `cluster.threads`, at least 1
 
 
 @dataclass
@@ -87,7 +87,7 @@ class LocalTrainerConfig(TrainerConfig):
     betas: list[float] = field(default_factory=lambda: [0.9, 0.95])
     eps: float = 1e-8
     weight_decay: float = 0.0
-    schedule: str = "constant"  # constant or linear (to 0 over all updates)
+    schedule: str = "linear"  # linear (to 0 over all updates of the run) or constant
     warmup_steps: int = 0  # optimiser updates
     max_grad_norm: float = 1.0
     dtype: str = "float32"  # float32 or bfloat16
@@ -140,7 +140,7 @@ class EvalConfig:
     """How a policy is scored on held-out tasks."""
 
     split: str = "validation"  # for the curve during training, and for keeping the best checkpoint
-    every: int = 5  # training steps; 0: never
+    every: int = 10  # training steps; 0: never
     tasks: int = 128  # at most
     samples: int = 1  # per task
     temperature: float = 1.0
@@ -189,7 +189,7 @@ class TrainConfig:
     cluster: ClusterConfig = MISSING
     logging: LoggingConfig = MISSING
     seed: int = 0
-    steps: int = 60  # training steps
+    steps: int = 50  # training steps
     run_dir: Optional[str] = None  # null: outputs/<environment>-<time>
     resume: bool = False  # go on with run_dir (null: the newest run) from its newest complete checkpoint
     dry_run: bool = False  # print the plan and stop

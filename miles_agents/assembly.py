@@ -146,9 +146,14 @@ def slots_of(config: schema.EngineConfig, concurrency: int) -> int:
     return getattr(config, "slots", None) or min(_MAX_SLOTS, concurrency)
 
 
-def threads_of(config: Any, cluster: schema.ClusterConfig) -> int:
-    """PyTorch threads of a part."""
+def trainer_threads(config: schema.TrainerConfig, cluster: schema.ClusterConfig) -> int:
+    """PyTorch threads of the trainer."""
     return LocalCluster(threads=cluster.threads).threads_of(getattr(config, "threads", None))
+
+
+def engine_threads(config: schema.EngineConfig, cluster: schema.ClusterConfig) -> int:
+    """PyTorch threads of the engine."""
+    return LocalCluster(threads=cluster.threads).engine_threads(getattr(config, "threads", None))
 
 
 def make_algorithm(config: schema.AlgorithmConfig) -> Algorithm:
@@ -185,7 +190,7 @@ def make_trainer(config: schema.TrainConfig, model: Path, algorithm: Algorithm) 
         token_budget=settings.token_budget,
         temperature=config.rollout.temperature,
         packing=settings.packing,
-        threads=threads_of(settings, config.cluster),
+        threads=trainer_threads(settings, config.cluster),
     )
     return trainer
 

@@ -64,6 +64,9 @@ def run_command(
         saved_overrides: gives the words a resumed run was started with; new words win over them.
     """
     words = sys.argv[1:] if words is None else words
+    # OpenMP's threads spin while they wait for each other: with another process on one of the cores a step takes ten
+    # times as long (measured). Read when PyTorch is loaded, which is later.
+    os.environ.setdefault("OMP_WAIT_POLICY", "passive")
     terminate_as_interrupt()
     try:
         flags, rest, config_dir = _split_flags(words)

@@ -78,7 +78,7 @@ async def _engine(config: schema.EvaluateConfig, model: Path, tasks: int) -> Asy
         assembly.EnginePlan(
             max_tokens=config.rollout.max_tokens,
             concurrency=assembly.evaluation_concurrency_of(config, tasks),
-            threads=assembly.threads_of(config.engine, config.cluster),
+            threads=assembly.engine_threads(config.engine, config.cluster),
             dtype=config.model.dtype,
         ),
     )

@@ -133,7 +133,7 @@ async def _machines(config: schema.TrainConfig, model: Path) -> AsyncIterator[_M
         assembly.EnginePlan(
             max_tokens=config.rollout.max_tokens,
             concurrency=assembly.concurrency_of(config),
-            threads=assembly.threads_of(config.engine, config.cluster),
+            threads=assembly.engine_threads(config.engine, config.cluster),
             dtype=config.model.dtype,
         ),
     )
