@@ -120,6 +120,7 @@ class TrainingLoop:
         self.observers = observers
         self.counters = Counters()
         self.stop = asyncio.Event()
+        self._metered = (time.perf_counter(), 0)  # when, and how many tokens had been sampled
         self._started = time.perf_counter()
         self._saved_step = -1
         self._in_step = False  # the trainer may be ahead of `counters`
@@ -183,7 +184,7 @@ class TrainingLoop:
             metrics |= await self._evaluate(step + 1) if self._due(self._settings.evaluate_every) else {}
         finally:
             clock.lap("time/evaluate")
-            self._log(step + 1, metrics | clock.summary(sampled_tokens=metrics["rollout/sampled_tokens"]))
+            self._log(step + 1, metrics | clock.times() | self._throughput())
         if self._due(self._settings.checkpoint_every):
             await self.checkpoint()
 
@@ -298,6 +299,20 @@ class TrainingLoop:
             write_state(folder, state)
         self._saved_step = step
 
+    def _throughput(self) -> dict[str, float]:
+        """Tokens sampled since the last row, for training and evaluation, by the seconds since then.
+
+        The next step's episodes are already played while this one trains and evaluates, so a step's own tokens over
+        its own seconds would say nothing.
+        """
+        now, tokens = time.perf_counter(), self._parts.workers.sampled_tokens + self._parts.evaluator.sampled_tokens
+        rate = (tokens - self._metered[1]) / (now - self._metered[0])
+        self._metered = now, tokens
+        return {
+            "throughput/sampled_tokens_per_s": rate,
+            "throughput/tokens_per_gpu_per_second": rate,  # one device; on a CPU the machine counts as one
+        }
+
     def _due(self, every: int) -> bool:
         step = self.counters.step
         return every > 0 and (step % every == 0 or step == self._settings.steps)
@@ -326,15 +341,8 @@ class _Clock:
         self._laps[name] = self._laps.get(name, 0.0) + now - self._last
         self._last = now
 
-    def summary(self, *, sampled_tokens: float) -> dict[str, float]:
-        step_s = self._last - self._start - self._laps.get("time/evaluate", 0.0)
-        rate = sampled_tokens / step_s
-        return {
-            **self._laps,
-            "time/step": step_s,
-            "throughput/sampled_tokens_per_s": rate,
-            "throughput/tokens_per_gpu_per_second": rate,  # one device; on a CPU the machine counts as one
-        }
+    def times(self) -> dict[str, float]:
+        return {**self._laps, "time/step": self._last - self._start - self._laps.get("time/evaluate", 0.0)}
 
 
 def _single(group: BaseExceptionGroup[BaseException]) -> BaseException:

@@ -48,6 +48,7 @@ from miles_agents.runs.tables import (
     end_banner,
     episodes_side_by_side,
     pair_episodes,
+    print_commands,
     start_banner,
 )
 from miles_agents.runs.trackers import Trackers, open_trackers
@@ -350,8 +351,6 @@ class _Run:
         write_report(self._run)
         self._print_end(scores, summary)
 
-    # ------------------------------------------------------------------ parts
-
     def _settings(self) -> LoopSettings:
         config = self._config
         return LoopSettings(
@@ -412,8 +411,6 @@ class _Run:
     def _piece(self, token: int) -> str:
         return self._opened.chat.decode([token])
 
-    # ------------------------------------------------------------------ what the operator sees
-
     @property
     def _shown_path(self) -> Path:
         path = self._run.path
@@ -459,7 +456,8 @@ class _Run:
             f"python -m miles_agents.evaluate env={self._config.env.id} model={folder} split=test samples=8",
             f"python -m miles_agents.report {folder}",
         ]
-        self._console.print(end_banner(folder, facts, next_commands=commands))
+        self._console.print(end_banner(folder, facts))
+        print_commands(self._console, commands)
 
 
 @dataclass(frozen=True, slots=True)

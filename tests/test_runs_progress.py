@@ -21,6 +21,7 @@ from miles_agents.runs import (
     start_banner,
 )
 from miles_agents.runs.progress import duration, sparkline
+from miles_agents.runs.tables import print_commands
 from miles_agents.types import EpisodeStatus, Message, StopReason, ToolCall, ToolEvent, Trajectory, Turn, VersionSpan
 
 HOSTILE = "[bold red]tag[/bold red] [/] \x1b[2J\x9b31m \u202e \ud800 </script>"
@@ -224,5 +225,11 @@ def test_banners_name_the_run_folder_and_what_to_type_next() -> None:
     start = shown(start_banner(Path("outputs/x"), {"model": "[red]starter"}))
     assert "outputs/x" in start
     assert "[red]starter" in start
-    end = shown(end_banner(Path("outputs/x"), {}, next_commands=["python -m miles_agents.report 'outputs/[x]'"]))
-    assert "python -m miles_agents.report 'outputs/[x]'" in end
+    assert "outputs/x" in shown(end_banner(Path("outputs/x"), {}))
+
+
+def test_commands_to_type_next_stay_on_one_line_each() -> None:
+    console = Console(width=30, record=True, file=io.StringIO())
+    command = "python -m miles_agents.report 'outputs/[x]' and more"
+    print_commands(console, [command])
+    assert f"  {command}" in console.export_text().splitlines()

@@ -103,7 +103,7 @@ class _Progress:
 
 
 class EpisodePlayer:
-    """Plays episodes of one policy. Holds no state between episodes.
+    """Plays episodes of one policy. Holds no state between episodes but the count of sampled tokens.
 
     Args:
         engine: where completions come from.
@@ -127,6 +127,7 @@ class EpisodePlayer:
         self._sampling = sampling
         self._deadline_s = deadline_s
         self._request_deadline_s = request_deadline_s or deadline_s
+        self.sampled_tokens = 0  # so far, in all episodes
 
     async def play(self, env: Env, spec: EpisodeSpec) -> Trajectory:
         """Play one episode to its end.
@@ -209,6 +210,7 @@ class EpisodePlayer:
             )
         )
         progress.timings["generate"] += time.perf_counter() - began
+        self.sampled_tokens += len(completion.ids)
         return completion
 
     async def _step(self, env: Env, progress: _Progress, completion: Completion) -> StepResult:

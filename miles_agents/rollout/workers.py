@@ -52,6 +52,11 @@ class GroupWorkers:
         self._episodes = asyncio.Semaphore(concurrency)
         self.count = -(-concurrency // group_size)
 
+    @property
+    def sampled_tokens(self) -> int:
+        """Tokens sampled so far, in all episodes."""
+        return self._player.sampled_tokens
+
     async def run(self, buffer: TrajectoryBuffer) -> None:
         """One worker's life: groups, one after the other, until it is cancelled."""
         while True:

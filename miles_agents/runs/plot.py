@@ -28,7 +28,7 @@ def write_plot(path: Path, rows: Sequence[MetricRow], *, title: str = "") -> Non
     _curve(upper, merged, MetricName.ACCURACY, "accuracy (held-out tasks, sampled)", color=_BLUE, marker="o")
     _curve(lower, merged, MetricName.TOOL_CALL_RATE, "share of episodes that call a tool", color=_GREEN)
     upper.set_title(title.replace("$", r"\$"), loc="left", fontsize=11, color=_INK)
-    lower.set_xlabel("step (policy updates)", color=_INK)
+    lower.set_xlabel("training step", color=_INK)
     lower.xaxis.set_major_locator(MaxNLocator(integer=True, steps=[1, 2, 5, 10]))
     for axes in (upper, lower):
         _dress(axes)

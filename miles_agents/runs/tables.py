@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from rich.console import Group
+from rich.console import Console, Group
 from rich.panel import Panel
 from rich.rule import Rule
 from rich.table import Table
@@ -160,14 +160,16 @@ def start_banner(run: Path, facts: Mapping[str, str]) -> Panel:
     return Panel(_facts({"run folder": str(run), **facts}), title="miles_agents", title_align="left")
 
 
-def end_banner(run: Path, facts: Mapping[str, str], *, next_commands: Sequence[str] = ()) -> Panel:
-    """Shown when a run ends: its folder, facts such as the accuracies, and what to type next."""
-    body = _facts({"run folder": str(run), **facts})
-    commands = Text()
-    for command in next_commands:
-        commands.append(f"\n  {printable(command)}", style="bold")
-    parts = [body, Text.assemble("\nTry next:", commands)] if next_commands else [body]
-    return Panel(Group(*parts), title="run finished", title_align="left")
+def end_banner(run: Path, facts: Mapping[str, str]) -> Panel:
+    """Shown when a run ends: its folder, and facts such as the accuracies."""
+    return Panel(_facts({"run folder": str(run), **facts}), title="run finished", title_align="left")
+
+
+def print_commands(console: Console, commands: Sequence[str]) -> None:
+    """Say what to type next, each command on one line that can be copied whole, however narrow the terminal."""
+    console.print("Try next:")
+    for command in commands:
+        console.print(f"  {printable(command)}", soft_wrap=True, markup=False, highlight=False)
 
 
 def _facts(facts: Mapping[str, str]) -> Table:
