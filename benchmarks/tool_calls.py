@@ -22,7 +22,7 @@ async def measure(settings: Settings) -> list[Table]:
     calls = settings.count(200, least=8)
     each = settings.count(40, least=2)
     # Level 2: the tool is never busy. Turns enough for every repetition to run inside one episode.
-    turns = (settings.repeats + 2) * calls + 1
+    turns = (settings.repeats + 2) * (calls + each) + 1  # the first episode is in both rows
     words = [*settings.words(), "env.level=2", f"env.max_turns={turns}"]
     async with ground(words) as place, AsyncExitStack() as stack:
         provider = place.opened.sandboxes

@@ -25,6 +25,8 @@ from miles_agents.configs import schema
 from miles_agents.errors import ConfigError, did_you_mean
 
 _ASSIGNMENT = re.compile(r"^(?P<prefix>\+\+|\+|~)?(?P<key>[A-Za-z_][\w./@-]*)(?:=(?P<value>.*))?$", re.S)
+_PLAIN = re.compile(r"[\w./:+-]*", re.ASCII)
+_STRUCTURED = re.compile(r"""\[.*\]|\{(?:\s*|.*:.*)\}|\$\{.*\}|'.*'|".*\"""", re.S)
 _SELECTABLE = ("env", *schema.GROUPS)
 
 
@@ -41,12 +43,16 @@ class Override:
         return self.key in _SELECTABLE
 
     def for_hydra(self) -> str:
-        """The word as Hydra's grammar wants it: a value with `=` or spaces is quoted."""
-        value = self.value
-        bare = value[:1] not in "'\"[{$" and not value.startswith("${")
-        if bare and re.search(r"[=\s,]", value):
-            value = "'" + value.replace("\\", "\\\\").replace("'", "\\'") + "'"
-        return f"{self.key}={value}"
+        """The word as Hydra's grammar wants it: what is no plain word, list, mapping or quoted text is quoted."""
+        if _PLAIN.fullmatch(self.value) or _STRUCTURED.fullmatch(self.value):
+            return f"{self.key}={self.value}"
+        return f"{self.key}={_quoted(self.value)}"
+
+
+def _quoted(text: str) -> str:
+    # Inside quotes a backslash stands for itself, except in front of a quote.
+    inside = re.sub(r"(\\*)('|\Z)", lambda found: found[1] * 2 + (r"\'" if found[2] else ""), text)
+    return f"'{inside}'"
 
 
 def parse_overrides(words: Sequence[str]) -> list[Override]:
@@ -180,7 +186,7 @@ def compose_config(
             _check_option(override, config_name, config_dir)
             words.append(override.for_hydra())
     if config_dir is not None:
-        words.append(f"hydra.searchpath=[file://{config_dir.resolve()}]")
+        words.append(f"hydra.searchpath=[{_quoted(f'file://{config_dir.resolve()}')}]")
     GlobalHydra.instance().clear()
     with initialize_config_module("miles_agents.configs", version_base="1.3"):
         base = _compose(config_name, words)

@@ -29,7 +29,7 @@ class ModelConfig:
 
     name: str = MISSING  # shown in tables
     source: str = MISSING  # "starter", "smollm2", a folder, a run folder, or a Hugging Face id
-    dtype: str = "float32"  # float32 or bfloat16
+    dtype: str = "float32"  # of the engine's weights and cache: float32 or bfloat16 (training keeps float32 weights)
     lr: float = 1e-5  # learning rate that suits it, for `trainer.lr=null`
 
 
@@ -89,8 +89,8 @@ class LocalTrainerConfig(TrainerConfig):
     weight_decay: float = 0.0
     schedule: str = "linear"  # linear (to 0 over all updates of the run) or constant
     warmup_steps: int = 0  # optimiser updates
-    max_grad_norm: float = 1.0
-    dtype: str = "float32"  # float32 or bfloat16
+    max_grad_norm: Optional[float] = 1.0  # gradients are scaled down to this norm; null: never
+    dtype: str = "float32"  # of forward and backward: float32 or bfloat16
     token_budget: int = 8192  # tokens per micro-batch
     packing: str = "packed"  # packed, or padded (for comparison)
     threads: Optional[int] = None  # PyTorch threads; null: `cluster.threads`

@@ -221,9 +221,14 @@ def make_engine(config: schema.EngineConfig, plan: EnginePlan) -> RolloutEngine:
     return engine
 
 
+def shares_weights(config: schema.TrainConfig) -> bool:
+    """True if the engine can decode from the trainer's own weights: float32, and they run in turns; else a copy."""
+    return config.rollout.max_staleness == 0 and config.model.dtype == "float32"
+
+
 def make_weight_sync(config: schema.TrainConfig) -> WeightSync:
-    """The route from trainer to engine: shared weights when they run in turns, a copy when they overlap."""
-    sync: WeightSync = registry.weight_syncs.get("memory")(share=config.rollout.max_staleness == 0)
+    """The route from trainer to engine."""
+    sync: WeightSync = registry.weight_syncs.get("memory")(share=shares_weights(config))
     return sync
 
 

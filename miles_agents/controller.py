@@ -18,14 +18,14 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeVar
 
 import numpy as np
 
 from miles_agents.contracts import Algorithm, RolloutEngine, Trainer, TrajectoryBuffer, WeightSync
-from miles_agents.errors import FailureRateError, MilesError
+from miles_agents.errors import FailureRateError, MilesError, single_error
 from miles_agents.evaluation import Evaluation, play_all, summarize
 from miles_agents.rollout.environments import EnvironmentPool
 from miles_agents.rollout.ledger import FailureLedger
@@ -154,7 +154,7 @@ class TrainingLoop:
                 while self.counters.step < settings.steps:
                     await self._train_step(self.counters.step)
         except BaseExceptionGroup as group:
-            error = _single(group)
+            error = single_error(group)
             if isinstance(error, FailureRateError) and not self._in_step:
                 await self.checkpoint()  # the one under way was cancelled, or none was due
             raise error from None
@@ -209,17 +209,17 @@ class TrainingLoop:
     def _summarize_updates(self, updates: Sequence[Mapping[str, float]]) -> dict[str, float]:
         # Before its first update the trainer has the very weights that sampled (at staleness 0): there, and only
         # there, its logprobs must equal the engine's.
-        first = updates[0]
-        diff = first["logprob_abs_diff_max"]
-        self.counters.max_logprob_abs_diff = max(self.counters.max_logprob_abs_diff, diff)
+        first = next((update for update in updates if update["trained_tokens"]), None)
         names = sorted({name for update in updates for name in update} - {"logprob_abs_diff_max"})
         summed = {"trained_tokens", "packs", "empty_steps"}
         metrics = {}
         for name in names:
             values = [update[name] for update in updates if name in update]
             metrics[f"train/{name}"] = float(np.sum(values) if name in summed else np.mean(values))
-        metrics["train/train_rollout_logprob_abs_diff"] = diff
-        metrics["train/train_rollout_logprob_abs_diff_mean"] = first["logprob_abs_diff_mean"]
+        if first is not None:
+            diff = metrics["train/train_rollout_logprob_abs_diff"] = first["logprob_abs_diff_max"]
+            metrics["train/train_rollout_logprob_abs_diff_mean"] = first["logprob_abs_diff_mean"]
+            self.counters.max_logprob_abs_diff = max(self.counters.max_logprob_abs_diff, diff)
         return metrics
 
     def _observe_staleness(self, groups: Sequence[TrajectoryGroup], step: int) -> dict[str, float]:
@@ -343,20 +343,3 @@ class _Clock:
 
     def times(self) -> dict[str, float]:
         return {**self._laps, "time/step": self._last - self._start - self._laps.get("time/evaluate", 0.0)}
-
-
-def _single(group: BaseExceptionGroup[BaseException]) -> BaseException:
-    """The one error to show: a bug before errors raised on purpose; the group itself if there are several bugs."""
-    leaves = list(_leaves(group))
-    bugs = [error for error in leaves if not isinstance(error, MilesError)]
-    if len(bugs) > 1:
-        return group
-    return bugs[0] if bugs else leaves[0]
-
-
-def _leaves(error: BaseException) -> Iterator[BaseException]:
-    if isinstance(error, BaseExceptionGroup):
-        for inner in error.exceptions:
-            yield from _leaves(inner)
-    else:
-        yield error

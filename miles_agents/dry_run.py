@@ -98,7 +98,7 @@ def _memory_lines(config: schema.TrainConfig, plan: BatchPlan, shape: ModelShape
         slots=assembly.slots_of(config.engine, concurrency),
         max_tokens=plan.max_tokens,
         token_budget=min(plan.token_budget, plan.episodes * plan.max_tokens),
-        engine_copies_weights=plan.max_staleness > 0,
+        engine_copies_weights=not assembly.shares_weights(config),
     )
     machine = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     return [

@@ -10,7 +10,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from difflib import get_close_matches
 from enum import StrEnum
 from typing import TypeVar
@@ -134,3 +134,20 @@ def choose(kind: type[Choice], value: str, *, key: str) -> Choice:
 
 class WeightSyncError(MilesError):
     """Weights did not arrive as sent; the engine keeps its former complete version."""
+
+
+def single_error(group: BaseExceptionGroup[BaseException]) -> BaseException:
+    """The one error to show: a bug before errors raised on purpose; the group itself if there are several bugs."""
+    leaves = list(_leaves(group))
+    bugs = [error for error in leaves if not isinstance(error, MilesError)]
+    if len(bugs) > 1:
+        return group
+    return bugs[0] if bugs else leaves[0]
+
+
+def _leaves(error: BaseException) -> Iterator[BaseException]:
+    if isinstance(error, BaseExceptionGroup):
+        for inner in error.exceptions:
+            yield from _leaves(inner)
+    else:
+        yield error

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from miles_agents.contracts import Env
-from miles_agents.errors import EpisodeError, FailureRateError
+from miles_agents.errors import EpisodeError, FailureRateError, single_error
 from miles_agents.rollout.environments import EnvironmentPool
 from miles_agents.rollout.player import EpisodePlayer, EpisodeSpec
 from miles_agents.rollout.seeds import derive_seed
@@ -147,6 +147,9 @@ async def play_all(
     """Play `samples` episodes of each task; task by task in the result whatever ended first.
 
     Each episode's seed is a hash of `seed`, the task's id and the sample's index: order changes nothing.
+
+    Raises:
+        UsageError: an episode raised it.
     """
     slots = asyncio.Semaphore(concurrency)
 
@@ -163,8 +166,11 @@ async def play_all(
             on_episode(trajectory)
         return trajectory
 
-    async with asyncio.TaskGroup() as group:
-        running = [group.create_task(play(task, index)) for task in tasks for index in range(samples)]
+    try:
+        async with asyncio.TaskGroup() as group:
+            running = [group.create_task(play(task, index)) for task in tasks for index in range(samples)]
+    except BaseExceptionGroup as failures:
+        raise single_error(failures) from None
     return [task.result() for task in running]
 
 

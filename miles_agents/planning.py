@@ -166,21 +166,20 @@ class MemoryPlan:
 def plan_memory(
     shape: ModelShape, *, dtype: str, slots: int, max_tokens: int, token_budget: int, engine_copies_weights: bool
 ) -> MemoryPlan:
-    """Estimate what training in one process takes.
+    """Estimate what training in one process takes. The trainer's weights are float32; `dtype` is the engine's.
 
-    Activations: per layer and token about 34 hidden-size floats of a transformer block with recomputed softmax
-    (Korthikanti et al. 2022, arXiv 2205.05198, eq. 1 without the attention term) at 2 bytes each there, scaled to
-    `dtype`, plus the logits.
+    Activations: per layer and token about 34 bytes of a transformer block with recomputed softmax for each of its
+    hidden numbers (Korthikanti et al. 2022, arXiv 2205.05198, eq. 1 without the attention term) at 2 bytes a number
+    there, scaled to float32, plus the logits.
     """
-    width = _BYTES[dtype]
-    weights = shape.parameters * width
-    activations = token_budget * (17 * width * shape.hidden * shape.layers + 2 * 4 * shape.vocabulary)
+    weights = shape.parameters * _BYTES["float32"]
+    activations = token_budget * (17 * _BYTES["float32"] * shape.hidden * shape.layers + 2 * 4 * shape.vocabulary)
     return MemoryPlan(
         weights=weights,
         gradients=weights,
         optimizer=2 * shape.parameters * 4,
         activations=activations,
-        engine_weights=weights if engine_copies_weights else 0,
+        engine_weights=shape.parameters * _BYTES[dtype] if engine_copies_weights else 0,
         kv_cache=shape.kv_bytes(slots * max_tokens, dtype),
     )
 

@@ -47,6 +47,7 @@ from miles_agents.runs.tables import (
     before_after_table,
     end_banner,
     episodes_side_by_side,
+    next_commands,
     pair_episodes,
     print_commands,
     start_banner,
@@ -91,7 +92,7 @@ async def train(invocation: Invocation, env_class: type[Env], *, console: Consol
     config: schema.TrainConfig = invocation.config
     console = console or Console(file=sys.stdout)
     async with opened(config, env_class, console) as opened_parts, _machines(config, opened_parts.model) as machines:
-        with _run_folder(invocation) as run:
+        with _run_folder(invocation, opened_parts.model) as run:
             return await _Run(invocation, run, opened_parts, machines, console).carry_out()
 
 
@@ -180,7 +181,7 @@ def model_progress(console: Console, name: str) -> Callable[[str], None]:
     return tell
 
 
-def _run_folder(invocation: Invocation) -> RunFolder:
+def _run_folder(invocation: Invocation, model: Path) -> RunFolder:
     config: schema.TrainConfig = invocation.config
     if config.resume:
         return RunFolder.open(given_folder(config) or OUTPUTS / "last", writing=True)
@@ -191,7 +192,7 @@ def _run_folder(invocation: Invocation) -> RunFolder:
         config=invocation.yaml,
         seed=config.seed,
     )
-    write_overrides(run.path, invocation.overrides)
+    write_overrides(run.path, invocation.overrides, model=model)
     return run
 
 
@@ -288,14 +289,15 @@ class _Run:
 
     async def _score_before(self, loop: TrainingLoop) -> Scored:
         file = self._run.evaluation_file(0)
-        if loop.counters.accuracy_before is not None and file.is_file():
-            return Scored(loop.counters.accuracy_before, loop.counters.tool_rate_before or 0.0, read_trajectories(file))
+        if loop.counters.accuracy_before is not None:
+            episodes = read_trajectories(file) if file.is_file() else []
+            return Scored(loop.counters.accuracy_before, loop.counters.tool_rate_before or 0.0, episodes)
         evaluation = await loop.evaluate(self._opened.final)
+        without_tools = await self._score_without_tools(loop)
+        write_trajectories(file, evaluation.trajectories, decode=self._pieces)
         scored = Scored.of(evaluation)
         loop.counters.accuracy_before = scored.accuracy
         loop.counters.tool_rate_before = scored.tool_call_rate
-        write_trajectories(file, evaluation.trajectories, decode=self._pieces)
-        without_tools = await self._score_without_tools(loop)
         refused = ""
         if without_tools is not None:
             loop.counters.no_tool_accuracy_before = without_tools.total.accuracy
@@ -383,6 +385,7 @@ class _Run:
                 TaskSource(opened.train_tasks, seed=config.seed),
                 groups_per_step=config.rollout.groups_per_step,
                 max_staleness=config.rollout.max_staleness,
+                steps=config.steps,
             ),
             workers=GroupWorkers(
                 player=player,
@@ -452,11 +455,8 @@ class _Run:
             "wall time": f"{summary['wall_s']:.0f} s",
             "report": str(folder / "report.html"),
         }
-        commands = [
-            f"python -m miles_agents.evaluate env={self._config.env.id} model={folder} split=test samples=8",
-            f"python -m miles_agents.report {folder}",
-        ]
         self._console.print(end_banner(folder, facts))
+        commands = next_commands(folder, self._invocation.overrides, split=summary["final_split"])
         print_commands(self._console, commands)
 
 

@@ -95,7 +95,6 @@ def test_words_that_cannot_be_meant(folder: Path, name: str, words: list[str], s
         (["algorithm.kl_estimator=k4"], ("kl_estimator",)),
         (["logging.keep_last=0"], ("logging.keep_last",)),
         (["logging.progress=loud"], ("logging.progress", "live")),
-        (["model.dtype=bfloat16"], ("bfloat16",)),
     ],
     ids=lambda value: value[0] if isinstance(value, list) else "",
 )

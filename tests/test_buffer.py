@@ -9,7 +9,7 @@ import random
 import pytest
 
 from miles_agents.checks.buffer import check_buffer, played
-from miles_agents.errors import DataError, MilesError
+from miles_agents.errors import ConfigError, DataError, MilesError
 from miles_agents.rollout.buffer import BoundedStalenessBuffer
 from miles_agents.rollout.source import TaskSource
 from miles_agents.types import Message, Task
@@ -127,12 +127,78 @@ async def test_taken_but_unreleased_groups_are_saved_to_be_trained_again() -> No
     assert [group.draw for group in await asyncio.wait_for(restored.take(1), 1)] == [0]
 
 
+async def _after_two_steps(*, finished: int) -> dict[str, object]:
+    """The state of a buffer of 4 groups a step and staleness 1 after 2 steps: the last `finished` of 8 draws done."""
+    buffer = _buffer(groups_per_step=4, max_staleness=1)
+    for step in range(2):
+        while len(draws := list(buffer._in_flight.values())) < 8:
+            await buffer.admit()
+        for draw in draws[:4]:
+            await buffer.put(played(draw))
+        await buffer.release(await buffer.take(4), version=step + 1)
+    for draw in list(buffer._in_flight.values())[-finished:]:
+        await buffer.put(played(draw))
+    return json.loads(json.dumps(buffer.state_dict()))  # type: ignore[no-any-return]
+
+
+@pytest.mark.parametrize("groups_per_step", [2, 4, 8])
+async def test_a_run_goes_on_with_another_number_of_groups_within_its_bound(groups_per_step: int) -> None:
+    state = await _after_two_steps(finished=1)
+    buffer = _buffer(groups_per_step=groups_per_step, max_staleness=3)
+    buffer.load_state_dict(state)
+    seen: list[int] = []
+
+    async def worker() -> None:
+        while True:
+            await buffer.put(played(await buffer.admit()))
+
+    workers = [asyncio.create_task(worker()) for _ in range(4)]
+    for step in range(2, 8):
+        groups = await asyncio.wait_for(buffer.take(groups_per_step), 5)
+        seen += [step - group.trajectories[0].min_version for group in groups]
+        await _idle()
+        await buffer.release(groups, version=step + 1)
+    for task in workers:
+        task.cancel()
+    await asyncio.gather(*workers, return_exceptions=True)
+    assert max(seen) == 3
+
+
+async def test_going_on_with_a_bound_too_small_for_what_is_finished_is_refused_not_waited_for() -> None:
+    state = await _after_two_steps(finished=3)  # sampled by version 1, to be trained at version 2
+    buffer = _buffer(groups_per_step=4, max_staleness=0)
+    with pytest.raises(ConfigError, match="max_staleness=1 or more"):
+        buffer.load_state_dict(state)
+
+
 async def test_injected_tasks_come_before_the_source_and_move_it_not() -> None:
     buffer = _buffer(groups_per_step=3)
     buffer.inject([Task(id="mine", prompt=(Message.user("?"),))])
     drawn = [(await buffer.admit()).task.id for _ in range(3)]
     source = TaskSource(_tasks(10), seed=3)
     assert drawn == ["mine", source.task_at(0).id, source.task_at(1).id]
+
+
+@pytest.mark.parametrize("bound", [0, 1, 2])
+async def test_nothing_is_drawn_that_would_have_its_turn_after_the_last_step(bound: int) -> None:
+    source = TaskSource(_tasks(10), seed=3)
+    buffer = BoundedStalenessBuffer(source, groups_per_step=2, max_staleness=bound, steps=3)
+    drawn: list[int] = []
+
+    async def worker() -> None:
+        while True:
+            draw = await buffer.admit()
+            drawn.append(draw.index)
+            await buffer.put(played(draw, valid=draw.index != 4))  # lost: another takes its place
+
+    workers = [asyncio.create_task(worker()) for _ in range(3)]
+    for step in range(3):
+        await buffer.release(await asyncio.wait_for(buffer.take(2), 5), version=step + 1)
+    await _idle()
+    for task in workers:
+        task.cancel()
+    await asyncio.gather(*workers, return_exceptions=True)
+    assert sorted(drawn) == list(range(7))
 
 
 async def test_a_group_put_twice_is_refused() -> None:

@@ -75,6 +75,26 @@ def test_H03_a_path_with_an_equals_sign_works(capsys: pytest.CaptureFixture[str]
     assert seen[0].config.run_dir == "run/epoch=3-step=10.ckpt"
 
 
+@pytest.mark.parametrize(
+    "value",
+    [
+        "data/{split}.csv",
+        "{split}.csv",
+        "[1].csv",
+        "~/a.csv",
+        "a(1).csv",
+        "a#1;b.csv",
+        "é.csv",
+        "C:\\a b\\'c'\\",
+        "'tis",
+    ],
+)
+def test_a_path_means_what_it_says_whatever_characters_it_has(capsys: pytest.CaptureFixture[str], value: str) -> None:
+    code, _, err, seen = _run(capsys, f"env.data={value}")
+    assert code == 0, err
+    assert seen[0].config.env.data == value
+
+
 def test_H03_plus_signs_before_known_keys_are_taken_as_plain_overrides(capsys: pytest.CaptureFixture[str]) -> None:
     code, _, _, seen = _run(capsys, "++trainer.lr=2e-4", "+steps=7")
     assert code == 0
@@ -85,7 +105,8 @@ def test_H03_plus_signs_before_known_keys_are_taken_as_plain_overrides(capsys: p
 def test_H03_an_unknown_key_in_a_yaml_file_of_the_users_is_refused(
     capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
-    (tmp_path / "trainer").mkdir()
+    tmp_path = tmp_path / "my configs (1)"
+    (tmp_path / "trainer").mkdir(parents=True)
     (tmp_path / "trainer" / "mine.yaml").write_text("defaults: [_LocalTrainerConfig, _self_]\nlr: 0.1\n")
     (tmp_path / "trainer" / "wrong.yaml").write_text("defaults: [_LocalTrainerConfig, _self_]\nlrr: 0.1\n")
     code, _, err, seen = _run(capsys, "--config-dir", str(tmp_path), "trainer=mine")
@@ -103,6 +124,12 @@ def test_H03_the_composed_configuration_is_printed_as_yaml(capsys: pytest.Captur
     config = yaml.safe_load(out)
     assert config["trainer"]["lr"] == 1e-5
     assert config["env"] == config["env"] | {"id": "python_math-v0", "level": 1}
+
+
+def test_a_configuration_and_the_id_it_names_are_the_same_environment(capsys: pytest.CaptureFixture[str]) -> None:
+    named, registered = (_run(capsys, "--cfg", "job", f"env={env}")[1] for env in ("python_math", "python_math-v0"))
+    assert yaml.safe_load(named) == yaml.safe_load(registered)
+    assert yaml.safe_load(named)["env"]["level"] == 3
 
 
 def test_help_lists_every_group_and_key_with_its_meaning(capsys: pytest.CaptureFixture[str]) -> None:

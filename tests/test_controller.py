@@ -220,6 +220,18 @@ async def test_a_step_in_which_all_rewards_are_equal_trains_nothing_and_is_count
         assert all(np.isfinite(value) for value in row.values())
 
 
+async def test_an_update_without_a_trainable_token_is_no_comparison_of_trainer_and_engine(run: RunFolder) -> None:
+    world = World(run, _mixed, steps=1)
+
+    async def nothing(minibatch: Batch) -> dict[str, float]:
+        return {"loss": 0.0, "trained_tokens": 0.0, "empty_steps": 1.0}
+
+    world.trainer.step = nothing  # type: ignore[method-assign]
+    await world.train()
+    assert world.rows()[1]["train/empty_steps"] == 1.0
+    assert "train/train_rollout_logprob_abs_diff" not in world.rows()[1]
+
+
 async def test_a_group_with_equal_rewards_costs_the_other_groups_nothing(run: RunFolder) -> None:
     def script(request: GenerateRequest) -> str:
         return "7" if request.request_id.startswith(("d1/", "d3/")) else _mixed(request)

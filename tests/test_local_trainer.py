@@ -262,6 +262,14 @@ def test_the_loss_and_its_metrics_agree_with_float64():
     assert metrics["packs"] > 1
 
 
+def test_what_was_sampled_is_compared_with_the_engine_and_what_was_written_is_not():
+    texts = [sample([5, 6, 7], [0, 1, 1]), sample([5, 7, 6], [0, 1, 1])]  # sampled with certainty: logprobs of 0
+    batch = ready(GRPO(), batch_of(texts, [1.0, 0.0], group_size=2))
+    assert make_rank(tiny_model()).step(batch)["logprob_abs_diff_max"] > 1.0
+    batch.versions[:] = -1
+    assert "logprob_abs_diff_max" not in make_rank(tiny_model()).step(batch)
+
+
 def test_the_same_inputs_give_bit_equal_weights():
     finals = []
     for _ in range(2):

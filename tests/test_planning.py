@@ -78,9 +78,10 @@ def test_memory_by_hand() -> None:
         shape, dtype="float32", slots=4, max_tokens=100, token_budget=1000, engine_copies_weights=False
     )
     assert memory.total - shared.total == 4 * 361_088
-    half = plan_memory(shape, dtype="bfloat16", slots=4, max_tokens=100, token_budget=1000, engine_copies_weights=False)
-    assert half.weights == 2 * 361_088
-    assert half.optimizer == 8 * 361_088  # moments stay float32
+    half = plan_memory(shape, dtype="bfloat16", slots=4, max_tokens=100, token_budget=1000, engine_copies_weights=True)
+    assert half.engine_weights == 2 * 361_088
+    assert half.kv_cache == memory.kv_cache // 2
+    assert (half.weights, half.optimizer) == (memory.weights, memory.optimizer)  # the trainer's stay float32
 
 
 @pytest.mark.parametrize(

@@ -217,6 +217,17 @@ def test_the_verdict_is_honest(run: RunFolder, summary: dict, kind: str, text: s
     assert re.search(text, verdict["text"])
 
 
+@pytest.mark.parametrize(
+    ("before", "after", "rows"), [(0.25, 0.5, [(0.25, 0.5)]), (None, 0.5, [(None, 0.5)]), (None, None, [])]
+)
+def test_accuracy_with_tools_refused_is_compared_where_there_are_tools(
+    run: RunFolder, before: float | None, after: float | None, rows: list
+) -> None:
+    run.write_summary({"no_tool_accuracy_before": before, "no_tool_accuracy_after": after})
+    compared = report_data(run, decode=None, limits=ReportLimits())["comparison"]
+    assert [(row["before"], row["after"]) for row in compared if "refused" in row["label"]] == rows
+
+
 def test_an_unfinished_run_with_nothing_in_it_has_a_report(tmp_path: Path) -> None:
     with RunFolder.create(tmp_path, "empty") as run:
         assert len(Page(write_report(run).read_text()).scripts) == 2

@@ -13,6 +13,7 @@ from scripted_runs import Adding, Scripted, ScriptedReply, call_text, pool_of, t
 import miles_agents as ma
 from miles_agents.contracts import Draw, ResetResult, StepResult
 from miles_agents.errors import FailureCause, FailureRateError, SandboxError, UsageError
+from miles_agents.evaluation import play_all
 from miles_agents.rollout.buffer import BoundedStalenessBuffer
 from miles_agents.rollout.player import EpisodeSpec
 from miles_agents.rollout.seeds import derive_seed
@@ -81,6 +82,22 @@ async def test_an_episode_without_room_for_another_turn_is_truncated_and_graded(
     assert trajectory.reward == 0.0
     assert len(trajectory.turns) == 1  # the earlier turn is kept
     assert np.array_equal(trajectory.turns[0].completion_ids, first.completion_ids)
+
+
+async def test_the_reward_of_a_truncation_is_added_whatever_else_the_environment_says_of_it() -> None:
+    class Scored(Adding):
+        async def step(self, action: Reply) -> StepResult:
+            return (await super().step(action))._replace(reward=0.25)
+
+        async def truncate(self, reason: str) -> StepResult:
+            return StepResult((), 0.5, False, True, {})
+
+    world = Scripted(_good)
+    async with pool_of(Adding).lend() as env:
+        whole = await world.player.play(env, _spec())
+    world = Scripted(_good, max_tokens=len(whole.turns[1].prompt_ids))
+    async with pool_of(Scored).lend() as env:
+        assert (await world.player.play(env, _spec())).reward == 0.75
 
 
 async def test_F04_a_reply_at_its_length_limit_is_truncated_and_graded_and_an_aborted_one_is_neither() -> None:
@@ -207,6 +224,9 @@ async def test_an_operators_error_inside_an_episode_stops_the_run() -> None:
     async with pool_of(Unusable).lend() as env:
         with pytest.raises(UsageError, match="set env.key"):
             await Scripted(_good).player.play(env, _spec())
+    with pytest.raises(UsageError, match="set env.key"):  # itself, not inside an exception group
+        tasks = Adding().tasks("test")
+        await play_all(Scripted(_good).player, pool_of(Unusable), tasks, samples=2, seed=0, concurrency=4)
 
 
 async def test_a_hanging_environment_is_lost_at_the_episodes_deadline() -> None:

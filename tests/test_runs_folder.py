@@ -17,6 +17,7 @@ from miles_agents.runs import RunFolder
 from miles_agents.runs.environment import git_state
 from miles_agents.runs.metrics import MetricRow, merge_by_step
 from miles_agents.runs.plot import write_plot
+from miles_agents.runs.state import read_overrides, write_overrides
 
 
 @pytest.fixture
@@ -275,3 +276,18 @@ def test_runs_loads_no_torch_and_no_matplotlib() -> None:
     script += "print([m for m in ('torch', 'matplotlib', 'tensorboard', 'wandb', 'omegaconf') if m in sys.modules])"
     shown = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
     assert shown.stdout == "[]\n"
+
+
+def test_a_run_folder_given_as_the_model_is_kept_as_the_checkpoint_it_meant(tmp_path: Path) -> None:
+    checkpoint = tmp_path / "before" / "checkpoints" / "step_000002"
+    checkpoint.mkdir(parents=True)
+    last = tmp_path / "last"
+    last.symlink_to("before")
+    for given in (last, last / "checkpoints" / "step_000002", tmp_path / "before"):
+        write_overrides(tmp_path, [f"model={given}", "steps=3", "run_dir=x"], model=checkpoint)
+        expected = given if given.name == checkpoint.name else checkpoint
+        assert Path(read_overrides(tmp_path)[0].removeprefix("model=")).resolve() == expected.resolve()
+        assert read_overrides(tmp_path)[1:] == ["steps=3"]
+    for word in ("model=starter", f"model={checkpoint}", "model=some/id"):
+        write_overrides(tmp_path, [word], model=checkpoint)
+        assert read_overrides(tmp_path) == [word]

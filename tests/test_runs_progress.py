@@ -3,6 +3,7 @@
 import io
 import math
 import re
+import shlex
 from pathlib import Path
 
 import numpy as np
@@ -21,7 +22,7 @@ from miles_agents.runs import (
     start_banner,
 )
 from miles_agents.runs.progress import duration, sparkline
-from miles_agents.runs.tables import print_commands
+from miles_agents.runs.tables import next_commands, print_commands
 from miles_agents.types import EpisodeStatus, Message, StopReason, ToolCall, ToolEvent, Trajectory, Turn, VersionSpan
 
 HOSTILE = "[bold red]tag[/bold red] [/] \x1b[2J\x9b31m \u202e \ud800 </script>"
@@ -226,6 +227,21 @@ def test_banners_name_the_run_folder_and_what_to_type_next() -> None:
     assert "outputs/x" in start
     assert "[red]starter" in start
     assert "outputs/x" in shown(end_banner(Path("outputs/x"), {}))
+
+
+def test_the_evaluation_to_type_next_is_one_of_the_same_environment() -> None:
+    words = [
+        "env=./my env.py:Mine",
+        "env.level=1",
+        "env.data={split}.csv",
+        "rollout.max_tokens=600",
+        "trainer.lr=1",
+        "seed=3",
+    ]
+    evaluate, report = next_commands(Path("outputs/x y"), words, split="dev")
+    given = ["env=./my env.py:Mine", "env.level=1", "env.data={split}.csv", "rollout.max_tokens=600"]
+    assert shlex.split(evaluate)[3:] == [*given, "model=outputs/x y", "split=dev", "samples=8"]
+    assert shlex.split(report)[2:] == ["miles_agents.report", "outputs/x y"]
 
 
 def test_commands_to_type_next_stay_on_one_line_each() -> None:

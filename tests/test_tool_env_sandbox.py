@@ -20,6 +20,8 @@ class FakeSandbox(Sandbox):
             raise SandboxError("lost")
         if code == "hang":
             await asyncio.sleep(60)
+        if code == "nap":
+            await asyncio.sleep(0.15)
         return ExecResult(status=ExecStatus.OK, stdout=code)
 
     async def read_file(self, path):
@@ -196,6 +198,14 @@ async def test_an_episode_that_calls_no_tool_opens_no_sandbox(boxed, sandboxes):
     await started(boxed)
     await boxed.step(Reply.of("4"))
     assert sandboxes.opened == 0
+
+
+async def test_calls_that_share_a_sandbox_do_not_run_down_each_others_deadlines(boxed, sandboxes):
+    boxed.tool_timeout_s = 0.3
+    await started(boxed)
+    step = await boxed.step(calls(*(call("shell", code=code) for code in ("nap", "nap", "nap", "hang", "last"))))
+    said = [message.text for message in step.observation]
+    assert said == ["nap", "nap", "nap", "Error: 'shell' timed out after 0.3 s", "last"]
 
 
 async def test_a_sandbox_that_cannot_be_opened_loses_the_episode_and_is_no_tool_timeout(boxed, sandboxes):

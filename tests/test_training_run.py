@@ -65,7 +65,7 @@ class TestTheMainJob:
         assert any(name in line for line in lines[:4])
         assert any(name in line for line in lines[-10:])
         assert f"python -m miles_agents.report {name}" in done.out
-        assert "python -m miles_agents.evaluate env=python_math-v0" in done.out
+        assert f"python -m miles_agents.evaluate env=python_math model={name} split=test samples=8" in done.out
         assert "held-out accuracy before training" in done.out
         assert [line[:8] for line in lines if line.startswith("step ")] == [f"step {step}/3" for step in range(4)]
         assert "accuracy, tools refused" in done.out
@@ -217,6 +217,14 @@ def test_observed_staleness_is_never_above_its_bound(tiny_model: Path, folder: P
     summary = json.loads((folder / "run" / "summary.json").read_text())
     assert summary["max_staleness"] == max(observed)
     assert bound == 0 or max(observed) > 0  # the modes differ
+
+
+def test_an_engine_in_bfloat16_samples_from_a_copy_of_the_trainers_weights(tiny_model: Path, folder: Path) -> None:
+    done = command("train", *_plain(tiny_model), "model.dtype=bfloat16", "run_dir=run")
+    assert done.code == 0, done.err
+    row = metric_rows(folder / "run")[3]
+    assert row["sync/bytes"] > 0
+    assert 0 < row["train/train_rollout_logprob_abs_diff"] < 0.2
 
 
 def test_a_run_with_equal_rewards_everywhere_ends_well_and_changes_no_weight(tiny_model: Path, folder: Path) -> None:

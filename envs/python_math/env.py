@@ -62,7 +62,7 @@ class PythonMath(ToolEnv):
     def __init__(
         self,
         *,
-        level: int = 1,
+        level: int = 3,
         data: str | None = None,
         question_column: Any = "question",  # str or list[str]: a union that configuration schemas cannot express
         answer_column: str = "answer",

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 from abc import ABC, abstractmethod
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from enum import StrEnum
 from types import TracebackType
@@ -150,6 +152,7 @@ class OnDemandSandbox(Sandbox):
     def __init__(self, provider: SandboxProvider) -> None:
         self._provider = provider
         self._opening = asyncio.Lock()
+        self._turns = asyncio.Lock()
         self._session: Sandbox | None = None
         self._closed = False
 
@@ -165,6 +168,17 @@ class OnDemandSandbox(Sandbox):
             if self._session is None:
                 self._session = await self._provider.open()
             return self._session
+
+    @asynccontextmanager
+    async def turn(self) -> AsyncIterator[None]:
+        """Hold the open session alone: a deadline inside counts neither its start nor the calls of others.
+
+        Raises:
+            SandboxError: it could not be set up, or was closed.
+        """
+        async with self._turns:
+            await self.open()
+            yield
 
     async def exec(self, code: str, *, timeout_s: float) -> ExecResult:
         """Run Python in the session."""

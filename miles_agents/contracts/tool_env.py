@@ -13,6 +13,7 @@ import math
 import time
 from abc import abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import nullcontext
 from typing import Any, ClassVar, cast
 
 import numpy as np
@@ -40,7 +41,8 @@ class ToolEnv(Env):
     """An episode: the task's prompt, then turns of calls and tool messages, until a reply without calls.
 
     A reply without calls terminates the episode. A reply cut by a token limit, or the last allowed turn still
-    calling tools, truncates it; it is scored as it stands.
+    calling tools, truncates it; it is scored as it stands. The calls of one reply run at the same time, but those of
+    tools that need the sandbox one after another, in the order written.
 
     What tool code raises: `ToolError` is shown to the model; `EpisodeError` ends the episode; `UsageError` stops the
     run; anything else is a bug of the tool and ends the episode as `EpisodeError` of cause `tool`. The same holds for
@@ -215,17 +217,18 @@ class ToolEnv(Env):
         if call.name not in tools:
             name = _shortened(call.name, _MAX_NAME_CHARS)
             raise ToolError(f"unknown tool '{name}'. {did_you_mean(name, tools)}")
-        if tools[call.name].needs_sandbox and self._sandbox is not None:
-            await self._sandbox.open()  # before the deadline: a slow start is no fault of the call
-        context = ToolContext(sandbox=self._sandbox, np_random=self.np_random)
-        deadline = asyncio.timeout(self.tool_timeout_s)
-        try:
-            async with deadline:
-                return await self.call_tool(tools[call.name], call, context)
-        except TimeoutError as error:
-            if not deadline.expired():
-                raise  # the tool's own, a bug
-            raise ToolError(f"'{call.name}' timed out after {self.tool_timeout_s:g} s") from error
+        tool, sandbox = tools[call.name], self._sandbox
+        context = ToolContext(sandbox=sandbox, np_random=self.np_random)
+        # A session runs one call at a time; waiting for it to start or for another call is no fault of this one.
+        async with sandbox.turn() if sandbox and tool.needs_sandbox else nullcontext():
+            deadline = asyncio.timeout(self.tool_timeout_s)
+            try:
+                async with deadline:
+                    return await self.call_tool(tool, call, context)
+            except TimeoutError as error:
+                if not deadline.expired():
+                    raise  # the tool's own, a bug
+                raise ToolError(f"'{call.name}' timed out after {self.tool_timeout_s:g} s") from error
 
     async def _finish(self, *, truncated_by: str) -> StepResult:
         episode = self._current()

@@ -1,9 +1,9 @@
 """The trajectory buffer: bounded staleness by admission control, in draw order.
 
-With G groups a step, the n-th group that counts is trained at step n // G. A draw is admitted only once the policy
-version has reached `n // G − max_staleness`, so no group can be staler than the bound when its turn comes, however
-long it plays. Groups are handed out in draw order: slow episodes are waited for, never dropped or put behind fast
-ones, so the data order does not depend on timing.
+With G groups a step, a draw behind n others that are still to be trained has its turn n // G versions from now. It is
+admitted only once that is at most `max_staleness`, so no group can be staler than the bound when its turn comes,
+however long it plays. Groups are handed out in draw order: slow episodes are waited for, never dropped or put behind
+fast ones, so the data order does not depend on timing.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import logging
 from typing import Any
 
 from miles_agents.contracts import Draw, TrajectoryBuffer
-from miles_agents.errors import MilesError
+from miles_agents.errors import ConfigError, MilesError
 from miles_agents.rollout.source import TaskSource
 from miles_agents.runs.trajectories import group_from_json, group_to_json, task_from_json, task_to_json
 from miles_agents.types import Task, TrajectoryGroup
@@ -28,17 +28,19 @@ class BoundedStalenessBuffer(TrajectoryBuffer):
         source: the data order.
         groups_per_step: G.
         max_staleness: the bound, in policy versions; 0 is synchronous.
-        version: policy version at the start.
+        steps: the version at which training ends: what would have its turn then is not drawn. None: it never ends.
     """
 
-    def __init__(self, source: TaskSource, *, groups_per_step: int, max_staleness: int, version: int = 0) -> None:
+    def __init__(
+        self, source: TaskSource, *, groups_per_step: int, max_staleness: int, steps: int | None = None
+    ) -> None:
         self._source = source
         self._groups_per_step = groups_per_step
         self._max_staleness = max_staleness
-        self.version = version
+        self._steps = steps
+        self.version = 0
         self._next_draw = 0  # index of the next new draw
         self._next_task = 0  # place of the next draw in the task source (injected tasks have none)
-        self._trained = 0  # groups handed out and released
         self._injected: list[Task] = []
         self._again: list[tuple[int, Task]] = []  # draws that were in flight when the state was saved
         self._in_flight: dict[int, Draw] = {}
@@ -62,9 +64,10 @@ class BoundedStalenessBuffer(TrajectoryBuffer):
             return draw
 
     def _may_admit(self) -> bool:
-        # Groups before this one that will be trained: released, taken, ready and in flight.
-        ahead = self._trained + len(self._taken) + len(self._ready) + len(self._in_flight)
-        return ahead // self._groups_per_step - self._max_staleness <= self.version
+        index = self._again[0][0] if self._again else self._next_draw
+        ahead = sum(other < index for draws in (self._taken, self._ready, self._in_flight) for other in draws)
+        wait = ahead // self._groups_per_step
+        return wait <= self._max_staleness and (self._steps is None or self.version + wait < self._steps)
 
     def _next_new_task(self) -> Task:
         if self._injected:
@@ -103,7 +106,6 @@ class BoundedStalenessBuffer(TrajectoryBuffer):
         async with self._changed:
             for group in groups:
                 del self._taken[group.draw]
-            self._trained += len(groups)
             self.version = version
             self._changed.notify_all()
 
@@ -120,7 +122,6 @@ class BoundedStalenessBuffer(TrajectoryBuffer):
             "version": self.version,
             "next_draw": self._next_draw,
             "next_task": self._next_task,
-            "trained": self._trained,
             "discarded": self.discarded,
             "restarted": self.restarted,
             "injected": [task_to_json(task) for task in self._injected],
@@ -129,11 +130,15 @@ class BoundedStalenessBuffer(TrajectoryBuffer):
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Take back what `state_dict` gave; unfinished draws start again from reset, with their seeds."""
+        """Take back what `state_dict` gave; unfinished draws start again from reset, with their seeds.
+
+        Raises:
+            ConfigError: it was saved under a larger `max_staleness` or `groups_per_step`, and holds groups that would
+                be staler than the bound when their turn comes.
+        """
         self.version = int(state["version"])
         self._next_draw = int(state["next_draw"])
         self._next_task = int(state["next_task"])
-        self._trained = int(state["trained"])
         self.discarded = int(state["discarded"])
         self._injected = [task_from_json(each) for each in state["injected"]]
         self._again = [(int(index), task_from_json(each)) for index, each in state["again"]]
@@ -142,3 +147,18 @@ class BoundedStalenessBuffer(TrajectoryBuffer):
         self._ready = {group.draw: group for group in groups}
         self._taken = {}
         self._in_flight = {}
+        self._refuse_stale()
+
+    def _refuse_stale(self) -> None:
+        coming = sorted([*self._ready, *(index for index, _ in self._again)])
+        ages = [
+            self.version + place // self._groups_per_step - trajectory.min_version
+            for place, index in enumerate(coming)
+            if index in self._ready
+            for trajectory in self._ready[index].valid
+        ]
+        if max(ages, default=0) > self._max_staleness:
+            raise ConfigError(
+                f"the checkpoint holds finished episodes that will be {max(ages)} policy versions old when trained on: "
+                f"go on with rollout.max_staleness={max(ages)} or more, or with the former rollout.groups_per_step"
+            )

@@ -10,6 +10,7 @@ from typing import Any
 from miles_agents.contracts import Env, EnvResources, ResetResult, StepResult
 from miles_agents.contracts.tools import Tool
 from miles_agents.errors import DataError, did_you_mean
+from miles_agents.rollout.source import refuse_equal_ids
 from miles_agents.types import Reply, Task
 
 TOOLS_REFUSED = "tool calls are refused; answer without tools"
@@ -44,7 +45,7 @@ class EnvironmentPool:
         """The tasks of a split.
 
         Raises:
-            DataError: no such split, or it is empty.
+            DataError: no such split, it is empty, or two of its tasks have one id.
         """
         splits = self._catalogue.splits
         if split not in splits:
@@ -52,6 +53,7 @@ class EnvironmentPool:
         tasks = list(self._catalogue.tasks(split))
         if not tasks:
             raise DataError(f"the environment's split {split!r} is empty")
+        refuse_equal_ids(tasks)
         return tasks
 
     def refusing_tools(self) -> EnvironmentPool:

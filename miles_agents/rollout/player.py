@@ -145,7 +145,7 @@ class EpisodePlayer:
         except EpisodeError as error:
             return _lost(spec, progress, error.cause, str(error), started)
         except TimeoutError:
-            error_text = f"the episode took more than {self._deadline_s:g} s"
+            error_text = f"the episode took more than {self._deadline_s:g} s (rollout.episode_deadline_s)"
             return _lost(spec, progress, progress.phase, error_text, started)
         except asyncio.CancelledError:
             task = asyncio.current_task()
@@ -172,7 +172,9 @@ class EpisodePlayer:
         while True:
             room = self._sampling.max_tokens - len(progress.ids)
             if room <= 0:
-                return await env.truncate("context"), False
+                result = await env.truncate("context")
+                progress.reward += float(result.reward)  # of no turn's own
+                return result, False
             completion = await self._generate(spec, progress, min(self._sampling.max_new_tokens, room))
             if completion.stop_reason is StopReason.ABORT:
                 progress.turns.append(self._turn(progress, completion, StepResult((), 0.0, False, True, {}), None))
@@ -223,7 +225,7 @@ class EpisodePlayer:
         result = await env.step(reply)
         progress.timings["env"] += time.perf_counter() - began
         progress.turns.append(self._turn(progress, completion, result, reply))
-        progress.reward += result.reward
+        progress.reward += float(result.reward)
         return result
 
     def _turn(self, progress: _Progress, completion: Completion, result: StepResult, reply: Reply | None) -> Turn:
@@ -271,14 +273,12 @@ def _trajectory(spec: EpisodeSpec, progress: _Progress, started: float, **outcom
 
 
 def _finished(spec: EpisodeSpec, progress: _Progress, started: float, result: StepResult) -> Trajectory:
-    last_is_turn = bool(progress.turns) and result.info.get("truncated_by") != "context"
-    reward = progress.reward if last_is_turn else progress.reward + float(result.reward)
     return _trajectory(
         spec,
         progress,
         started,
         status=EpisodeStatus.COMPLETED if result.terminated else EpisodeStatus.TRUNCATED,
-        reward=reward,
+        reward=progress.reward,
         rewards=dict(result.info.get("rewards", {})),
         truncated_by="" if result.terminated else str(result.info.get("truncated_by") or "env"),
     )

@@ -2,12 +2,24 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 
 import numpy as np
 
 from miles_agents.errors import DataError
 from miles_agents.types import Task
+
+
+def refuse_equal_ids(tasks: Sequence[Task]) -> None:
+    """Episodes are told apart by their tasks' ids.
+
+    Raises:
+        DataError: two tasks have the same.
+    """
+    [(twice, times)] = Counter(task.id for task in tasks).most_common(1)
+    if times > 1:
+        raise DataError(f"two tasks have the id {twice!r}; task ids must be unique in a split")
 
 
 class TaskSource:
@@ -22,10 +34,7 @@ class TaskSource:
     def __init__(self, tasks: Sequence[Task], *, seed: int) -> None:
         if not tasks:
             raise DataError("the environment has no tasks in the train split: nothing to train on")
-        ids = [task.id for task in tasks]
-        if len(set(ids)) != len(ids):
-            twice = next(task_id for task_id in ids if ids.count(task_id) > 1)
-            raise DataError(f"two tasks have the id {twice!r}; task ids must be unique in a split")
+        refuse_equal_ids(tasks)
         self._tasks = tuple(tasks)
         self._seed = seed
         self._epoch = -1

@@ -162,9 +162,9 @@ def _comparison(summary: Mapping[str, Any], evaluations: Sequence[Path]) -> list
             "after": for_people(summary.get("accuracy_after")),
         }
     ]
-    if "no_tool_accuracy_after" in summary:
-        refused = for_people(summary["no_tool_accuracy_after"])
-        rows.append({"label": "accuracy when tool calls are refused", "before": None, "after": refused})
+    if summary.get("no_tool_accuracy_after") is not None:
+        refused = {time: for_people(summary.get(f"no_tool_accuracy_{time}")) for time in ("before", "after")}
+        rows.append({"label": "accuracy when tool calls are refused", **refused})
     if not evaluations:
         return rows
     before = _averages(evaluations[0])

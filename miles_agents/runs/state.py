@@ -32,10 +32,24 @@ def read_state(folder: Path) -> dict[str, Any]:
     return state
 
 
-def write_overrides(run: Path, overrides: Sequence[str]) -> None:
-    """Keep the words of a run's command line, so that `resume=true` alone goes on with them."""
+def write_overrides(run: Path, overrides: Sequence[str], *, model: Path | None = None) -> None:
+    """Keep the words of a run's command line, so that `resume=true` alone goes on with them.
+
+    Args:
+        run: the run folder.
+        overrides: the words.
+        model: the folder that a word such as `model=outputs/last` means now; later it would mean another one.
+    """
     kept = [word for word in overrides if not word.startswith(("run_dir=", "resume="))]
+    if model is not None:
+        kept = [f"model={model.resolve()}" if _is_link_to(word, model) else word for word in kept]
     write_atomic(run / OVERRIDES_FILE, json.dumps(kept, indent=1))
+
+
+def _is_link_to(word: str, model: Path) -> bool:
+    key, _, value = word.partition("=")
+    given = Path(value).expanduser()
+    return key == "model" and given.exists() and given.absolute() != model.resolve()
 
 
 def read_overrides(run: Path) -> list[str]:

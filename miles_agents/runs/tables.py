@@ -5,6 +5,7 @@ Episode text is hostile: it is shown as data, never read as console markup or se
 
 from __future__ import annotations
 
+import shlex
 import unicodedata
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -18,6 +19,7 @@ from rich.text import Text
 
 from miles_agents.types import Role, ToolEvent, Trajectory, Turn
 
+_EPISODE_WORDS = ("env=", "env.", "engine=", "sandbox=", "sandbox.", "rollout.max_tokens=", "rollout.max_new_tokens=")
 _SHOWN_CHARACTERS = 400  # of one message; its middle is left out
 
 
@@ -163,6 +165,20 @@ def start_banner(run: Path, facts: Mapping[str, str]) -> Panel:
 def end_banner(run: Path, facts: Mapping[str, str]) -> Panel:
     """Shown when a run ends: its folder, and facts such as the accuracies."""
     return Panel(_facts({"run folder": str(run), **facts}), title="run finished", title_align="left")
+
+
+def next_commands(run: Path, words: Sequence[str], *, split: str) -> list[str]:
+    """What to type after a training run, as the shell takes it.
+
+    Args:
+        run: its folder.
+        words: the `key=value` words it was started with; an evaluation must be told those that make its episodes again.
+        split: the held-out split it was scored on.
+    """
+    shared = [word for word in words if word.startswith(_EPISODE_WORDS)]
+    folder = shlex.quote(str(run))
+    evaluate = ["evaluate", *map(shlex.quote, shared), f"model={folder}", f"split={split}", "samples=8"]
+    return [f"python -m miles_agents.{' '.join(evaluate)}", f"python -m miles_agents.report {folder}"]
 
 
 def print_commands(console: Console, commands: Sequence[str]) -> None:

@@ -169,8 +169,6 @@ class NamespaceSandbox(Sandbox):
 
     async def close(self) -> None:
         """End the session. The kernel clears up behind it; nobody waits for that."""
-        if self._closed:
-            return
         self._closed = True
         self._wire.kill("it was closed")
         async with self._turn:  # a call in progress ends first, with a SandboxError

@@ -118,8 +118,8 @@ class LocalTrainerRank(TrainerRank):
         """Set the parameters' gradients to those of the minibatch's loss, and return its metrics.
 
         `loss` and the algorithm's metrics are sums of the micro-batches' shares; `entropy` (nats) and
-        `logprob_abs_diff_*` (recomputed against sampled logprobs, before the update; left out where the batch has
-        no sampled logprobs) are over trained tokens.
+        `logprob_abs_diff_*` (recomputed against sampled logprobs, before the update; left out where no trained token
+        was sampled) are over trained tokens.
         """
         weights_N = self.algorithm.token_weights(minibatch)
         if len(minibatch.advantages) != len(minibatch.ids):
@@ -137,6 +137,7 @@ class LocalTrainerRank(TrainerRank):
                 )
             output.loss.backward()  # type: ignore[no-untyped-call]
             tally.add(output.loss, output.metrics, inputs, entropies(logits_MV))
+            tally.sampled = tally.sampled or bool((minibatch.versions[micro.tokens_M] >= 0).any())
         return tally.metrics()
 
     def export(self) -> Iterator[tuple[str, Tensor]]:
@@ -196,7 +197,7 @@ class _Tally:
         self._shares: defaultdict[str, float] = defaultdict(float)
         self._tokens = self._packs = 0
         self._entropy = self._gap = self._max_gap = 0.0
-        self._sampled = False
+        self.sampled = False  # whether a token has a policy version: written ones have no logprob to compare with
 
     def add(self, loss: Tensor, shares: dict[str, Tensor], inputs: LossInputs, entropy_M: Tensor) -> None:
         self._packs += 1
@@ -208,7 +209,6 @@ class _Tally:
         gap_M = (inputs.logprobs_M.detach() - inputs.rollout_logprobs_M).abs()
         self._gap += float(gap_M.double().sum())
         self._max_gap = max(self._max_gap, float(gap_M.max()))
-        self._sampled = self._sampled or bool(inputs.rollout_logprobs_M.any())
 
     def metrics(self) -> dict[str, float]:
         tokens = max(1, self._tokens)
@@ -219,7 +219,7 @@ class _Tally:
             "trained_tokens": float(self._tokens),
             "packs": float(self._packs),
         }
-        if self._sampled:
+        if self.sampled:
             found |= {"logprob_abs_diff_mean": self._gap / tokens, "logprob_abs_diff_max": self._max_gap}
         return found
 
