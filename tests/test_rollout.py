@@ -12,7 +12,7 @@ from scripted_runs import Adding, Scripted, ScriptedReply, call_text, pool_of, t
 
 import miles_agents as ma
 from miles_agents.contracts import Draw, ResetResult, StepResult
-from miles_agents.errors import FailureCause, FailureRateError, SandboxError, UsageError
+from miles_agents.errors import EngineError, FailureCause, FailureRateError, SandboxError, UsageError
 from miles_agents.evaluation import play_all
 from miles_agents.rollout.buffer import BoundedStalenessBuffer
 from miles_agents.rollout.player import EpisodeSpec
@@ -240,6 +240,50 @@ async def test_a_hanging_environment_is_lost_at_the_episodes_deadline() -> None:
         trajectory = await world.player.play(env, _spec())
     assert trajectory.status is EpisodeStatus.FAILED
     assert "0.2 s" in trajectory.error
+
+
+async def test_an_environment_whose_close_fails_or_hangs_costs_no_episode_and_is_not_used_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    class Clinging(Adding):
+        made = 0
+
+        def __init__(self) -> None:
+            type(self).made += 1
+            self.name = self.made
+            self.ended = False
+
+        async def step(self, action: Reply) -> StepResult:
+            result = await super().step(action)
+            self.ended = result.terminated
+            return result
+
+        async def close(self) -> None:
+            if self.ended and self.name == 2:
+                raise OSError("no such process")
+            if self.ended and self.name == 3:
+                await asyncio.sleep(60)
+            await super().close()
+
+    monkeypatch.setattr("miles_agents.rollout.environments._CLOSE_S", 0.05)
+    pool = pool_of(Clinging)  # makes one to ask for tasks
+    for names in (2, 3, 4, 4):
+        async with pool.lend() as env:
+            assert (await Scripted(_good).player.play(env, _spec())).reward == 1.0
+            assert env.name == names  # type: ignore[attr-defined]
+
+
+async def test_when_the_engine_is_lost_episodes_are_failures_of_the_engine() -> None:
+    world = Scripted(_good)
+
+    async def lost(session_id: str) -> None:
+        raise EngineError("the engine is gone")
+
+    world.engine.end_session = lost  # type: ignore[method-assign]
+    await world.engine.close()
+    async with pool_of(Adding).lend() as env:
+        trajectory = await world.player.play(env, _spec())
+    assert (trajectory.status, trajectory.cause) == (EpisodeStatus.FAILED, FailureCause.ENGINE)
 
 
 async def test_a_lost_episode_is_played_again_with_the_same_seed() -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import logging
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import replace
@@ -9,11 +11,28 @@ from typing import Any
 
 from miles_agents.contracts import Env, EnvResources, ResetResult, StepResult
 from miles_agents.contracts.tools import Tool
-from miles_agents.errors import DataError, did_you_mean
+from miles_agents.errors import DataError, UsageError, did_you_mean
 from miles_agents.rollout.source import refuse_equal_ids
 from miles_agents.types import Reply, Task
 
+_CLOSE_S = 30.0
+_log = logging.getLogger(__name__)
+
 TOOLS_REFUSED = "tool calls are refused; answer without tools"
+
+
+async def close_environment(env: Env) -> bool:
+    """Close an environment after its episode, which stays as it is; False if that failed or took too long."""
+    try:
+        async with asyncio.timeout(_CLOSE_S):
+            await env.close()
+    except UsageError:
+        raise
+    except Exception as error:  # noqa: BLE001 — seam: a bug in `close` loses what it held, not the run
+        why = f"it took more than {_CLOSE_S:g} s" if isinstance(error, TimeoutError) else repr(error)
+        _log.warning("%s could not be closed and is not used again: %s", type(env).__name__, why)
+        return False
+    return True
 
 
 class EnvironmentPool:
@@ -67,8 +86,9 @@ class EnvironmentPool:
         try:
             yield env
         finally:
-            await env.close()
-        self._idle.append(env)  # only after a clean episode: one that raised may be in any state
+            closed = await close_environment(env)
+        if closed:  # and only if nothing was raised here: then it may be in any state
+            self._idle.append(env)
 
     def _new(self) -> Env:
         env = self._make()

@@ -12,6 +12,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Protocol
@@ -20,7 +21,8 @@ import numpy as np
 
 from miles_agents.chat import is_long
 from miles_agents.contracts import Env, RolloutEngine, StepResult
-from miles_agents.errors import EpisodeError, FailureCause, UsageError
+from miles_agents.errors import EngineError, EpisodeError, FailureCause, UsageError
+from miles_agents.rollout.environments import close_environment
 from miles_agents.rollout.seeds import derive_seed
 from miles_agents.types import (
     Completion,
@@ -156,8 +158,9 @@ class EpisodePlayer:
         except Exception as error:  # noqa: BLE001 — seam: a bug in an environment loses this episode, not the run
             return _lost(spec, progress, progress.phase, f"{type(error).__name__}: {error}", started)
         finally:
-            await self._engine.end_session(spec.id)
-            await env.close()
+            with suppress(EngineError):  # an engine that is lost holds no session
+                await self._engine.end_session(spec.id)
+            await close_environment(env)
         if aborted or result is None:
             return _trajectory(spec, progress, started, status=EpisodeStatus.ABORTED)
         return _finished(spec, progress, started, result)
