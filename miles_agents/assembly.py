@@ -110,7 +110,7 @@ def resolve_model(config: schema.ModelConfig, *, on_progress: Callable[[str], No
     if path.exists():
         from miles_agents.runs.checkpoints import resolve_model_folder
 
-        return resolve_model_folder(path)
+        return resolve_model_folder(path.resolve())  # a run that begins now makes `outputs/last` a link to itself
     from miles_agents.models.hub import fetch_model
 
     return fetch_model(config.source)

@@ -87,6 +87,7 @@ def test_words_that_cannot_be_meant(folder: Path, name: str, words: list[str], s
         (["trainer.lr=-1"], ("trainer.lr",)),
         (["trainer.lr=nan"], ("trainer.lr",)),
         (["trainer.betas=[0.9]"], ("two numbers",)),
+        (["trainer.betas=[0.9,1.5]"], ("below 1",)),
         (["trainer.optimizer=adam"], ("optimizer", "'adamw'")),
         (["trainer.dtype=float64"], ("float64",)),
         (["trainer.packing=pact"], ("packing",)),

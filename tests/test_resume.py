@@ -285,6 +285,22 @@ def test_going_on_works_from_any_folder(tiny_model: Path, folder: Path, monkeypa
     assert list(elsewhere.iterdir()) == []
 
 
+def test_a_run_from_the_last_runs_model_goes_on_with_that_model_as_its_reference(
+    tiny_model: Path, folder: Path
+) -> None:
+    assert command("train", *_plain(tiny_model), "steps=1").code == 0
+    first = (folder / "outputs" / "last").resolve()
+    words = [*_plain(folder / "outputs" / "last"), "algorithm.kl_coefficient=0.1", "trainer.schedule=constant"]
+    assert command("train", *words, "steps=2", "run_dir=whole").code == 0
+    (folder / "outputs" / "last").unlink()
+    (folder / "outputs" / "last").symlink_to(first.name)
+    assert command("train", *words, "steps=1").code == 0
+    done = command("train", "resume=true", "steps=2")
+    assert done.code == 0, done.err
+    assert metric_rows(folder / "outputs" / "last")[2] == metric_rows(folder / "whole")[2]
+    assert weights(folder / "outputs" / "last", 2) == weights(folder / "whole", 2)
+
+
 def test_what_is_changed_when_going_on_is_said_kept_and_goes_on_the_next_time(tiny_model: Path, folder: Path) -> None:
     assert command("train", *_plain(tiny_model), "trainer.schedule=constant", "steps=2", "run_dir=run").code == 0
     former = (folder / "run" / "config.yaml").read_text()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Mapping
 from typing import Any
 
@@ -271,6 +272,30 @@ async def test_an_environment_whose_close_fails_or_hangs_costs_no_episode_and_is
         async with pool.lend() as env:
             assert (await Scripted(_good).player.play(env, _spec())).reward == 1.0
             assert env.name == names  # type: ignore[attr-defined]
+
+
+async def test_an_environment_in_which_a_tool_was_given_up_is_not_used_again() -> None:
+    class Noting(Adding):
+        tool_timeout_s = 0.05
+        notes = 0
+
+        @ma.tool
+        def note(self) -> str:
+            """Write it down, slowly."""
+            time.sleep(0.2)
+            self.notes += 1
+            return "noted"
+
+    pool = pool_of(Noting)
+    slow = Scripted(lambda request: call_text("note") if turn_of(request) == 0 else "2")
+    async with pool.lend() as first:
+        assert (await slow.player.play(first, _spec())).reward == 1.0
+    async with pool.lend() as second:
+        await asyncio.sleep(0.3)
+        assert (first.notes, second.notes) == (1, 0)  # type: ignore[attr-defined]
+        await Scripted(_good).player.play(second, _spec())
+    async with pool.lend() as third:
+        assert third is second
 
 
 async def test_when_the_engine_is_lost_episodes_are_failures_of_the_engine() -> None:

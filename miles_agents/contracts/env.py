@@ -55,6 +55,7 @@ class Env(ABC):
     reward_range: tuple[float, float] = (0.0, 1.0)  # of a whole episode, both ends included
 
     resources: EnvResources = EnvResources()
+    reusable: bool = True  # False: what an episode left running (a blocking function) may still change this instance
     _np_random: np.random.Generator | None = None
 
     @property

@@ -194,6 +194,7 @@ class ToolEnv(Env):
         except (EpisodeError, UsageError):
             raise
         except asyncio.CancelledError as error:
+            self.reusable = False
             if _is_cancelled():
                 raise
             raise _tool_bug(call, error) from error
@@ -228,6 +229,7 @@ class ToolEnv(Env):
             except TimeoutError as error:
                 if not deadline.expired():
                     raise  # the tool's own, a bug
+                self.reusable = False
                 raise ToolError(f"'{call.name}' timed out after {self.tool_timeout_s:g} s") from error
 
     async def _finish(self, *, truncated_by: str) -> StepResult:
@@ -255,11 +257,13 @@ class ToolEnv(Env):
         except (EpisodeError, UsageError):
             raise
         except asyncio.CancelledError as error:
+            self.reusable = False
             if _is_cancelled():
                 raise
             raise GraderError(f"task {task_id}: reward was cancelled from inside") from error
         except Exception as error:  # seam: a bug in a reward is a grader error, never a plain 0
             if deadline.expired():
+                self.reusable = False
                 raise GraderError(f"task {task_id}: reward took more than {self.reward_timeout_s:g} s") from error
             reason = f"reward raised {type(error).__name__}: {error}"
             own = _own_error_in(error)

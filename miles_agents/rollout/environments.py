@@ -87,7 +87,7 @@ class EnvironmentPool:
             yield env
         finally:
             closed = await close_environment(env)
-        if closed:  # and only if nothing was raised here: then it may be in any state
+        if closed and env.reusable:  # and only if nothing was raised here: then it may be in any state
             self._idle.append(env)
 
     def _new(self) -> Env:
@@ -101,6 +101,11 @@ class RefusingTools(Env):
 
     def __init__(self, env: Env) -> None:
         self._env = env
+
+    @property
+    def reusable(self) -> bool:  # type: ignore[override]
+        """As the wrapped environment."""
+        return self._env.reusable
 
     def tasks(self, split: str) -> Iterable[Task]:
         """As the wrapped environment."""

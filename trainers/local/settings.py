@@ -66,6 +66,8 @@ class OptimizerSettings:
             raise UsageError("schedule=linear needs total_steps, the number of optimiser updates")
         if not (self.lr >= 0.0 and self.muon_lr >= 0.0 and math.isfinite(self.lr + self.muon_lr)):
             raise UsageError(f"learning rates must be numbers of at least 0, not {self.lr} and {self.muon_lr}")
+        if not all(0.0 <= beta < 1.0 for beta in self.betas):
+            raise UsageError(f"betas={self.betas} must be at least 0 and below 1")
         if not 0.0 < self.decay_fraction <= 1.0:
             raise UsageError(f"decay_fraction={self.decay_fraction} must be above 0 and at most 1")
 
