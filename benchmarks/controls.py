@@ -31,7 +31,8 @@ _USAGE = """usage: python -m benchmarks.controls [model=RUN] [key=value…]
   key=value  words for the training runs, e.g. steps=20 seed=1 cluster.threads=1
 """
 _OUTPUTS = Path("outputs")
-_SCORING_KEYS = ("env", "engine", "sandbox", "rollout", "cluster")  # groups that training and scoring share
+_SCORING_KEYS = ("env", "engine", "sandbox", "cluster")  # groups that training and scoring share
+_SCORING_ROLLOUT = ("rollout.max_tokens", "rollout.max_new_tokens", "rollout.concurrency", "rollout.episode_deadline_s")
 _MAX_WITHOUT_TOOLS = 0.05
 _MIN_FOLLOWED = 0.5
 
@@ -42,6 +43,10 @@ class Finding:
 
     text: str
     holds: bool
+
+
+def _is_for_scoring(key: str) -> bool:
+    return key.partition(".")[0] in _SCORING_KEYS or key in _SCORING_ROLLOUT
 
 
 async def controls(words: Sequence[str], folder: Path, *, normal: RunRecord | None = None) -> list[Finding]:
@@ -55,7 +60,7 @@ async def controls(words: Sequence[str], folder: Path, *, normal: RunRecord | No
     if normal is None:
         normal = await train_run(words, folder / "normal")
     _say(f"normal run         {_progress(normal)}   {normal.path}")
-    scoring = [word for word in words if word.partition("=")[0].partition(".")[0] in _SCORING_KEYS]
+    scoring = [word for word in words if _is_for_scoring(word.partition("=")[0])]
     findings = []
     for finding in (
         await _shuffled(words, normal, folder),

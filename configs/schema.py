@@ -130,7 +130,7 @@ class RolloutConfig:
     top_k: int = 0
     max_new_tokens: int = 64  # per turn
     max_tokens: int = 256  # per trajectory: prompt and all turns
-    episode_deadline_s: float = 120.0  # then the episode is lost
+    episode_deadline_s: float = 600.0  # then the episode is lost
     retries: int = 1  # times a lost episode is played again
     max_failure_rate: float = 0.25  # of the last episodes; above it the run stops
 

@@ -20,7 +20,7 @@ import logging
 import time
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -78,12 +78,8 @@ class Parts:
     token_pieces: Callable[[Sequence[int]], list[str]]  # for people
 
 
-class Observer(Protocol):
-    """Who is told of each step: progress views, trackers."""
-
-    def step(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Metrics after `step` training steps; step 0 holds the evaluation before training."""
-        ...
+Observer = Callable[[int, Mapping[str, float]], None]
+"""Told of each row: metrics after so many training steps; step 0 holds the evaluation before training."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -261,7 +257,7 @@ class TrainingLoop:
                 concurrency=self._settings.concurrency,
             )
         )
-        evaluation = summarize(self._parts.environments.env_class, trajectories)
+        evaluation = summarize(self._parts.environments.catalogue, trajectories)
         evaluation.check_lost(self._settings.evaluate_max_failure_rate, key="eval.max_failure_rate")
         return evaluation
 
@@ -326,7 +322,7 @@ class TrainingLoop:
     def _log(self, step: int, metrics: Mapping[str, float]) -> None:
         self._parts.run.log_metrics(step, metrics)
         for observer in self.observers:
-            observer.step(step, metrics)
+            observer(step, metrics)
 
 
 class _Clock:

@@ -86,13 +86,13 @@ class Evaluation:
         }
 
 
-def is_success(env_class: type[Env], trajectory: Trajectory) -> bool:
+def is_success(env: Env | type[Env], trajectory: Trajectory) -> bool:
     """True if the episode solved its task: its `answer` reward, or else its whole reward, is full."""
     if not trajectory.status.is_valid or trajectory.reward is None:
         return False
     if "answer" in trajectory.rewards:
         return trajectory.rewards["answer"] >= 1.0
-    return trajectory.reward >= env_class.reward_range[1]
+    return trajectory.reward >= env.reward_range[1]
 
 
 def pass_at_k(samples: int, correct: int, k: int) -> float:
@@ -174,7 +174,7 @@ async def play_all(
     return [task.result() for task in running]
 
 
-def summarize(env_class: type[Env], trajectories: Sequence[Trajectory], *, row_keys: Sequence[str] = ()) -> Evaluation:
+def summarize(env: Env | type[Env], trajectories: Sequence[Trajectory], *, row_keys: Sequence[str] = ()) -> Evaluation:
     """The figures of played episodes, in all and per value of each metadata key of `row_keys`.
 
     Raises:
@@ -188,24 +188,24 @@ def summarize(env_class: type[Env], trajectories: Sequence[Trajectory], *, row_k
         for trajectory in trajectories:
             if key in trajectory.metadata:
                 values[str(trajectory.metadata[key])].append(trajectory)
-        rows += [_row(f"{key}={value}", env_class, values[value]) for value in sorted(values)]
+        rows += [_row(f"{key}={value}", env, values[value]) for value in sorted(values)]
     failures: dict[str, int] = defaultdict(int)
     for trajectory in trajectories:
         if trajectory.cause is not None:
             failures[trajectory.cause.value] += 1
     return Evaluation(
-        total=_row("all", env_class, trajectories),
+        total=_row("all", env, trajectories),
         rows=tuple(rows),
         failures_by_cause=dict(sorted(failures.items())),
         trajectories=tuple(trajectories),
     )
 
 
-def _row(name: str, env_class: type[Env], trajectories: Sequence[Trajectory]) -> EvaluationRow:
+def _row(name: str, env: Env | type[Env], trajectories: Sequence[Trajectory]) -> EvaluationRow:
     by_task: dict[str, list[bool]] = {trajectory.task_id: [] for trajectory in trajectories}
     scored = [trajectory for trajectory in trajectories if trajectory.status.is_valid]
     for trajectory in scored:
-        by_task[trajectory.task_id].append(is_success(env_class, trajectory))
+        by_task[trajectory.task_id].append(is_success(env, trajectory))
     outcomes = [samples for samples in by_task.values() if samples]
     accuracy, interval = accuracy_interval(outcomes) if outcomes else (None, None)
     solved = sum(sum(samples) for samples in outcomes)

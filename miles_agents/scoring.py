@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import sys
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager, nullcontext
 from pathlib import Path
 from typing import Any
@@ -20,6 +20,7 @@ from miles_agents.chat import ChatFormat
 from miles_agents.command import EXIT_OK, Invocation
 from miles_agents.configs import schema
 from miles_agents.contracts import Env, RolloutEngine
+from miles_agents.errors import ConfigError
 from miles_agents.evaluation import Evaluation, EvaluationRow, play_all, row_keys_of, summarize
 from miles_agents.rollout.environments import EnvironmentPool
 from miles_agents.runs.durable import write_atomic
@@ -28,6 +29,16 @@ from miles_agents.runs.trajectories import write_trajectories
 from miles_agents.training import OUTPUTS, given_folder, label_of, make_model
 
 RESULTS = "results.json"
+_OF_TRAINING_ALONE = {
+    "rollout.temperature": "temperature",
+    "rollout.top_p": "top_p",
+    "rollout.top_k": "top_k",
+    "rollout.max_failure_rate": "max_failure_rate",
+    "rollout.group_size": "samples",
+    "rollout.groups_per_step": "tasks",
+    "rollout.max_staleness": "",
+    "rollout.retries": "",
+}
 
 
 async def score(invocation: Invocation, env_class: type[Env], *, console: Console | None = None) -> int:
@@ -39,6 +50,7 @@ async def score(invocation: Invocation, env_class: type[Env], *, console: Consol
     """
     config: schema.EvaluateConfig = invocation.config
     console = console or Console(file=sys.stdout)
+    _refuse_training_words(invocation.overrides)
     assembly.check_evaluation(config)
     folder = given_folder(config)
     RunFolder.refuse_existing(folder) if folder else RunFolder.check_writable(OUTPUTS)
@@ -67,6 +79,15 @@ async def score(invocation: Invocation, env_class: type[Env], *, console: Consol
         console.print(f"results: {run.path / RESULTS}", markup=False, highlight=False, soft_wrap=True)
     evaluation.check_lost(config.max_failure_rate, key="max_failure_rate")
     return EXIT_OK
+
+
+def _refuse_training_words(overrides: Sequence[str]) -> None:
+    """Refuse keys of the rollout group that mean nothing to an evaluation, instead of ignoring them."""
+    for key in (word.partition("=")[0] for word in overrides):
+        if key in _OF_TRAINING_ALONE:
+            own = _OF_TRAINING_ALONE[key]
+            hint = f"; an evaluation has its own: write {own}=…" if own else ": leave it out"
+            raise ConfigError(f"'{key}' is for training{hint}")
 
 
 @asynccontextmanager
@@ -110,7 +131,7 @@ async def _play(
             concurrency=assembly.evaluation_concurrency_of(config, len(tasks)),
             on_episode=lambda _: bar.advance(line),
         )
-    return summarize(environments.env_class, trajectories, row_keys=row_keys_of(tasks))
+    return summarize(environments.catalogue, trajectories, row_keys=row_keys_of(tasks))
 
 
 def results_table(evaluation: Evaluation, *, title: str) -> Group:

@@ -237,7 +237,7 @@ class _Run:
             await loop.prepare()
             before = await self._score_before(loop)
             with self._progress(loop) as progress:
-                loop.observers = [_Shown(progress), _Tracked(trackers)]
+                loop.observers = [progress.update, trackers.log]
                 await loop.run()
             after = await loop.evaluate(self._opened.final)
             without_tools = await self._score_without_tools(loop)
@@ -344,6 +344,8 @@ class _Run:
             "episodes": self._ledger.episodes,
             "failures_by_cause": self._ledger.failures,
             "retried_episodes": self._ledger.retried,
+            "discarded_groups": self._buffer.discarded,
+            "restarted_groups": self._buffer.restarted,
             "final_split": self._config.eval.final_split,
             "final_tasks": total.tasks,
             "tracker_failures": trackers.failures,
@@ -376,17 +378,18 @@ class _Run:
         player = assembly.make_player(
             engine, opened.chat, config.rollout, config.rollout, config.engine.request_deadline_s
         )
+        self._buffer = BoundedStalenessBuffer(
+            TaskSource(opened.train_tasks, seed=config.seed),
+            groups_per_step=config.rollout.groups_per_step,
+            max_staleness=config.rollout.max_staleness,
+            steps=config.steps,
+        )
         return Parts(
             trainer=trainer,
             algorithm=algorithm,
             engine=engine,
             sync=sync,
-            buffer=BoundedStalenessBuffer(
-                TaskSource(opened.train_tasks, seed=config.seed),
-                groups_per_step=config.rollout.groups_per_step,
-                max_staleness=config.rollout.max_staleness,
-                steps=config.steps,
-            ),
+            buffer=self._buffer,
             workers=GroupWorkers(
                 player=player,
                 environments=opened.environments,
@@ -480,19 +483,3 @@ class _Scores:
     before: Scored
     after: Evaluation
     without_tools: Evaluation | None
-
-
-class _Shown:
-    def __init__(self, progress: Progress) -> None:
-        self._progress = progress
-
-    def step(self, step: int, metrics: Mapping[str, float]) -> None:
-        self._progress.update(step, metrics)
-
-
-class _Tracked:
-    def __init__(self, trackers: Trackers) -> None:
-        self._trackers = trackers
-
-    def step(self, step: int, metrics: Mapping[str, float]) -> None:
-        self._trackers.log(step, metrics)

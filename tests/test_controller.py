@@ -355,7 +355,7 @@ async def test_a_full_disk_while_saving_is_a_checkpoint_error_and_nothing_is_los
         def step(self, step: int, metrics: Mapping[str, float]) -> None:
             world.trainer.full = step == 2
 
-    world.loop.observers = [Filling()]
+    world.loop.observers = [Filling().step]
     with pytest.raises(CheckpointError, match=r"no space left .* step_000001 is intact.*resume=true"):
         await world.train()
     assert _checkpoints(run) == ["step_000001"]
@@ -394,7 +394,7 @@ async def test_stopped_and_resumed_at_every_step_a_run_samples_what_an_uninterru
                 if step == at:
                     world.loop.stop.set()
 
-        world.loop.observers = [Stop()]
+        world.loop.observers = [Stop().step]
 
     async def play(name: str, stops: list[int]) -> tuple[list[Any], Counter]:
         with RunFolder.create(tmp_path, name) as run:

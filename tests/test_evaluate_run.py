@@ -157,3 +157,18 @@ def test_nothing_scored_is_no_score_and_not_zero(tiny_model: Path, folder: Path)
     assert done.code == 1
     assert "no score" in done.out
     assert _results("run")["total"]["accuracy"] is None
+
+
+@pytest.mark.parametrize(
+    ("word", "said"),
+    [
+        ("rollout.temperature=0", "temperature=…"),
+        ("rollout.group_size=4", "samples=…"),
+        ("rollout.retries=2", "leave it out"),
+    ],
+)
+def test_words_that_mean_nothing_to_an_evaluation_are_refused_not_ignored(word: str, said: str, folder: Path) -> None:
+    done = command("evaluate", word)
+    assert (done.code, done.out) == (2, "")
+    assert word.partition("=")[0] in done.err
+    assert said in done.err

@@ -7,7 +7,7 @@ from itertools import combinations
 
 import pytest
 
-from miles_agents.contracts import Env
+from miles_agents.contracts import Env, ToolEnv
 from miles_agents.errors import EpisodeError, FailureCause
 from miles_agents.evaluation import accuracy_interval, pass_at_k, row_keys_of, summarize, wilson_interval
 from miles_agents.types import EpisodeStatus, Message, Task, Trajectory
@@ -101,3 +101,17 @@ def test_rows_split_the_episodes_by_metadata() -> None:
         for n in range(20)
     ]
     assert row_keys_of(tasks) == ["level", "kind"]
+
+
+def test_the_reward_range_of_the_instance_decides_what_a_solved_task_is() -> None:
+    class Wide(ToolEnv):
+        def __init__(self) -> None:
+            self.reward_range = (0.0, 2.0)
+
+        def tasks(self, split: str) -> list[Task]:
+            return []
+
+        def reward(self, episode: object) -> float:
+            return 0.0
+
+    assert summarize(Wide(), [_episode("a", 0, 1.0), _episode("b", 0, 2.0)]).total.accuracy == 0.5

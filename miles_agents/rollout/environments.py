@@ -52,9 +52,9 @@ class EnvironmentPool:
         self._catalogue = make()
 
     @property
-    def env_class(self) -> type[Env]:
-        """The class of the environments."""
-        return type(self._catalogue)
+    def catalogue(self) -> Env:
+        """An instance that plays no episode: its tasks, tools and reward range are those of all."""
+        return self._catalogue
 
     def tools(self) -> tuple[Tool, ...]:
         """What an episode offers."""
