@@ -85,7 +85,7 @@ class TestPythonMath:
         async def never(self: object, *arguments: object, **named: object) -> None:
             raise AssertionError("code was run")
 
-        monkeypatch.setattr("miles_agents.tools.sandboxes.namespace.NamespaceSandbox.exec", never)
+        monkeypatch.setattr("miles_agents.tools.sandboxes.RunnerSandbox.exec", never)
         done = command(
             "evaluate", "env=python_math", "tasks=24", "refuse_tools=true", "run_dir=run", "cluster.threads=1"
         )

@@ -8,6 +8,7 @@ import random
 import signal
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -62,8 +63,12 @@ def open_descriptors() -> int:
     return len(list(Path("/proc/self/fd").iterdir()))
 
 
+def groups_of(host: int) -> list[Path]:
+    return [group for folder in parent_folders().values() for group in folder.glob(f"miles-agents-{host}-*")]
+
+
 def own_groups() -> list[Path]:
-    return [group for folder in parent_folders().values() for group in folder.glob(f"miles-agents-{os.getpid()}-*")]
+    return groups_of(os.getpid())
 
 
 async def until(condition, *, within_s: float = 10.0) -> bool:
@@ -371,7 +376,7 @@ async def test_a_session_whose_supervisor_dies_is_lost_and_the_others_go_on(prov
             assert (await other.exec("1", timeout_s=30)).stdout == "1\n"
 
 
-async def test_a_dead_zygote_is_a_sandbox_error_for_all_sessions():
+async def test_a_dead_zygote_loses_its_sessions_and_the_next_one_gets_a_new_zygote():
     async with NamespaceSandboxes(preload=()) as provider:
         sandbox = await provider.open()
         everyone = set(descendants(provider.process_id))
@@ -380,8 +385,19 @@ async def test_a_dead_zygote_is_a_sandbox_error_for_all_sessions():
         assert await until(lambda: everyone.isdisjoint(living()))
         with pytest.raises(SandboxError):
             await sandbox.exec("1", timeout_s=30)
-        with pytest.raises(SandboxError):
-            await provider.open()
+        async with await provider.open() as fresh:
+            assert (await fresh.exec("6 * 7", timeout_s=30)).stdout == "42\n"
+        assert (provider.counters.starts, provider.counters.sessions_lost) == (2, 1)
+
+
+async def test_sessions_outlive_the_thread_that_started_the_provider():
+    provider = NamespaceSandboxes(preload=())
+    starter = threading.Thread(target=lambda: asyncio.run(provider.start()))
+    starter.start()
+    await asyncio.to_thread(starter.join)
+    async with provider, await provider.open() as sandbox:
+        await asyncio.sleep(0.2)
+        assert (await sandbox.exec("6 * 7", timeout_s=30)).stdout == "42\n"
 
 
 @pytest.mark.skipif(os.getuid() != 0, reason="only root sees the descriptors of an undumpable process")
@@ -426,17 +442,28 @@ asyncio.run(main())
 """
 
 
-async def test_when_the_host_is_killed_its_sessions_die_and_the_next_run_sweeps_its_groups():
+async def test_when_the_host_is_killed_everything_of_it_is_gone_at_once():
     host = await asyncio.to_thread(subprocess.Popen, [sys.executable, "-c", HOST], stdout=subprocess.PIPE)
     with host:
         zygote = int(await asyncio.to_thread(host.stdout.readline))
         assert await until(lambda: len(descendants(zygote)) == 3)
         everyone = {zygote, *descendants(zygote)}
         host.kill()
+    assert await until(lambda: everyone.isdisjoint(living()) and not groups_of(host.pid))
+
+
+async def test_the_groups_of_a_host_and_launcher_that_were_killed_are_swept_by_the_next_run():
+    host = await asyncio.to_thread(subprocess.Popen, [sys.executable, "-c", HOST], stdout=subprocess.PIPE)
+    with host:
+        launcher = int(await asyncio.to_thread(host.stdout.readline))
+        assert await until(lambda: len(descendants(launcher)) == 3)
+        everyone = {launcher, *descendants(launcher)}
+        os.kill(launcher, signal.SIGSTOP)  # so that it cannot clear up when it sees the host's end
+        host.kill()
+        os.kill(launcher, signal.SIGKILL)
     assert await until(lambda: everyone.isdisjoint(living()))
     async with NamespaceSandboxes(preload=()):
-        left = [group for folder in parent_folders().values() for group in folder.glob(f"miles-agents-{host.pid}-*")]
-    assert left == []
+        assert groups_of(host.pid) == []
 
 
 async def test_128_sessions_open_run_and_close_at_the_same_time(provider):

@@ -7,8 +7,10 @@ from miles_agents.contracts.env import Env, EnvResources, Observation, ResetResu
 from miles_agents.contracts.sandbox import (
     ExecResult,
     ExecStatus,
+    Language,
     OnDemandSandbox,
     Sandbox,
+    SandboxCounters,
     SandboxLimits,
     SandboxProvider,
 )
@@ -26,6 +28,7 @@ __all__ = [
     "ExecResult",
     "ExecStatus",
     "FunctionTool",
+    "Language",
     "LossInputs",
     "LossOutput",
     "Observation",
@@ -33,6 +36,7 @@ __all__ = [
     "ResetResult",
     "RolloutEngine",
     "Sandbox",
+    "SandboxCounters",
     "SandboxLimits",
     "SandboxProvider",
     "StepResult",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -13,13 +14,20 @@ from types import TracebackType
 from miles_agents.errors import SandboxError
 
 
+class Language(StrEnum):
+    """What `exec` runs."""
+
+    PYTHON = "python"  # in the session's interpreter: variables are kept, the last expression is echoed
+    SHELL = "shell"  # by a fresh bash: the working folder is kept, variables are not
+
+
 class ExecStatus(StrEnum):
     """How an `exec` ended."""
 
     OK = "ok"
-    ERROR = "error"  # the code raised; the traceback is in `stderr`
+    ERROR = "error"  # the code raised (the traceback is in `stderr`), or the command's exit code is not 0
     TIMEOUT = "timeout"  # stopped at the limit
-    CRASHED = "crashed"  # the interpreter died (signal, os._exit, memory limit)
+    CRASHED = "crashed"  # the interpreter or the shell died (signal, os._exit, memory limit)
     OUTPUT_LIMIT = "output_limit"  # stopped for printing too much
 
 
@@ -37,7 +45,7 @@ class ExecResult:
     state_lost: bool = False  # the interpreter was restarted: variables of earlier calls are gone
     late_output: str = ""  # printed by leftovers of an earlier call; not this call's
     duration_s: float = 0.0
-    exit_code: int | None = None  # of a crashed interpreter, negative for signals
+    exit_code: int | None = None  # of a shell command or a crashed interpreter, negative for signals
     strays_killed: int = 0  # processes of this call that outlived it and were killed
     forged_frames: bool = False  # the code wrote to the runner's own channel; the interpreter was restarted
 
@@ -55,18 +63,34 @@ class SandboxLimits:
     open_files: int = 128
 
 
+@dataclass(slots=True, kw_only=True)
+class SandboxCounters:
+    """What a provider did since it was made; each field only grows."""
+
+    starts: int = 0  # sessions handed out; a `reset` that replaces the session is one more
+    failed_starts: int = 0
+    start_s: float = 0.0  # waiting for those sessions, in all, pool wait included
+    pool_wait_s: float = 0.0  # the part of it spent waiting for a free place or for the pool
+    respawns: int = 0  # interpreters replaced within a session: its state was lost
+    sessions_lost: int = 0  # died or hung while in use; their calls raised SandboxError
+    failed_removals: int = 0  # attempts to remove a session's container that had to be repeated
+
+
 class Sandbox(ABC):
     """One session. State is kept between `exec` calls and never between sessions."""
 
     @abstractmethod
-    async def exec(self, code: str, *, timeout_s: float) -> ExecResult:
-        """Run Python in the session's interpreter; the last expression's value is echoed like in a REPL.
+    async def exec(self, code: str, *, timeout_s: float, language: Language = Language.PYTHON) -> ExecResult:
+        """Run code or a shell command, see `Language`. Nothing the call started outlives it.
 
-        At `timeout_s` the code is interrupted (state kept); if it goes on, everything is killed and `state_lost` is
-        True. Nothing the call started outlives it.
+        Python runs in the session's interpreter; the last expression's value is echoed like in a REPL. At `timeout_s`
+        the code is interrupted (state kept); if it goes on, everything is killed and `state_lost` is True.
+
+        A shell command begins in the folder where the last one ended (at first the session's working folder) and gives
+        its `exit_code`. At `timeout_s` it is interrupted, then killed; the interpreter and its variables live on.
 
         Raises:
-            SandboxError: the session could not be set up or was lost.
+            SandboxError: the session could not be set up or was lost, or has no such language.
         """
 
     @abstractmethod
@@ -132,6 +156,11 @@ class SandboxProvider(ABC):
     def description(self) -> str:
         """One line for the run header: which launcher, and what it isolates with."""
 
+    @functools.cached_property
+    def counters(self) -> SandboxCounters:
+        """Running totals, for metrics; a launcher adds to them as it works."""
+        return SandboxCounters()
+
     async def __aenter__(self) -> SandboxProvider:
         await self.start()
         return self
@@ -180,9 +209,9 @@ class OnDemandSandbox(Sandbox):
             await self.open()
             yield
 
-    async def exec(self, code: str, *, timeout_s: float) -> ExecResult:
-        """Run Python in the session."""
-        return await (await self.open()).exec(code, timeout_s=timeout_s)
+    async def exec(self, code: str, *, timeout_s: float, language: Language = Language.PYTHON) -> ExecResult:
+        """Run code or a shell command in the session."""
+        return await (await self.open()).exec(code, timeout_s=timeout_s, language=language)
 
     async def read_file(self, path: str) -> bytes:
         """Read a file of the session."""

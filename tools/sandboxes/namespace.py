@@ -1,14 +1,14 @@
 """Sandboxes in fresh Linux namespaces: no daemon, no image, a session in milliseconds.
 
-NamespaceSandboxes ──control──► zygote (warm interpreter) ──clone──► session ◄──socket── NamespaceSandbox
+NamespaceSandboxes ──control──► zygote (warm interpreter) ──clone──► session ◄──socket── RunnerSandbox
 """
 
 from __future__ import annotations
 
 import asyncio
-import base64
 import importlib.util
 import itertools
+import logging
 import os
 import secrets
 import socket
@@ -16,36 +16,26 @@ import subprocess
 import sys
 import sysconfig
 import tempfile
+import time
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import IO, Any, NamedTuple
 
-from miles_agents.contracts import ExecResult, ExecStatus, Sandbox, SandboxLimits, SandboxProvider
+from miles_agents.contracts import SandboxLimits, SandboxProvider
 from miles_agents.errors import ConfigError, SandboxError, SandboxUnavailableError
 from miles_agents.tools.sandboxes.probing import probe, refusal
 from miles_agents.tools.sandboxes.runner.cgroups import owner_name, sweep
-from miles_agents.tools.sandboxes.runner.frames import FrameBuffer, FrameError, encode
+from miles_agents.tools.sandboxes.runner_sandbox import RunnerSandbox
+from miles_agents.tools.sandboxes.runner_source import ENVIRONMENT
+from miles_agents.tools.sandboxes.wire import SocketChannel, Wire, max_answer_bytes
 
 _START_S = 60.0  # the zygote imports its libraries from a cold disk
 _OPEN_S = 30.0
-_MARGIN_S = 15.0  # over a call's own limit: the interrupt's grace, the kill, a busy machine
-_FILE_S = 30.0
 _CLOSE_S = 10.0
 _LOG_CHARS = 2000
 _owners = itertools.count()
-_ENVIRONMENT = {
-    "PATH": "/usr/bin:/bin",
-    "HOME": "/tmp",  # noqa: S108 — of the session's own tree
-    "TMPDIR": "/tmp",  # noqa: S108
-    "LANG": "C.UTF-8",
-    "PYTHONHASHSEED": "0",  # the order of a printed set must not change from run to run
-    "PYTHONDONTWRITEBYTECODE": "1",
-    # A process with threads must not be forked, and sessions share the machine.
-    "OMP_NUM_THREADS": "1",
-    "OPENBLAS_NUM_THREADS": "1",
-    "MKL_NUM_THREADS": "1",
-}
+_log = logging.getLogger(__name__)
 # Imports the runner alone: the packages above it are empty stand-ins, since theirs import more than the standard
 # library.
 _BOOTSTRAP = """
@@ -66,133 +56,6 @@ class _Zygote(NamedTuple):
     control: socket.socket
     log: IO[bytes]
     facts: dict[str, Any]
-
-
-class _Wire:
-    """Frames over one socket. Every wait has a deadline; after a failed or cancelled one the wire is dead."""
-
-    def __init__(self, connection: socket.socket, max_bytes: int) -> None:
-        connection.setblocking(False)
-        self._socket = connection
-        self._buffer = FrameBuffer(max_bytes)
-        self.dead = ""  # why it cannot be used any more
-
-    async def receive(self, deadline_s: float) -> dict[str, Any]:
-        """The next message.
-
-        Raises:
-            SandboxError: the other end is gone, too slow, or talks nonsense.
-        """
-        loop = asyncio.get_running_loop()
-        try:
-            async with asyncio.timeout(deadline_s):
-                while (message := self._buffer.pop()) is None:
-                    data = await loop.sock_recv(self._socket, 1 << 16)
-                    if not data:
-                        raise self._lost("its processes ended")
-                    self._buffer.feed(data)
-            return message
-        except TimeoutError:
-            raise self._lost(f"no answer within {deadline_s:g} s") from None
-        except (OSError, FrameError) as error:
-            raise self._lost(str(error)) from error
-        except asyncio.CancelledError:
-            self.kill("a call was cancelled")
-            raise
-
-    async def send(self, message: dict[str, Any], deadline_s: float) -> None:
-        """Send one message; raises as `receive` does."""
-        try:
-            async with asyncio.timeout(deadline_s):
-                await asyncio.get_running_loop().sock_sendall(self._socket, encode(message))
-        except TimeoutError:
-            raise self._lost(f"takes no request within {deadline_s:g} s") from None
-        except OSError as error:
-            raise self._lost(str(error)) from error
-        except asyncio.CancelledError:
-            self.kill("a call was cancelled")
-            raise
-
-    def _lost(self, why: str) -> SandboxError:
-        if not self.dead:
-            self.kill(why)
-        return SandboxError(f"the sandbox session was lost: {self.dead}")
-
-    def kill(self, why: str) -> None:
-        """Hang up: the session's supervisor sees it and ends, and the kernel ends everything in it."""
-        self.dead = self.dead or why
-        try:
-            self._socket.shutdown(socket.SHUT_RDWR)
-        except OSError:  # the other end was faster
-            return
-
-    def close(self) -> None:
-        """Hang up and free the descriptor; nobody may be waiting."""
-        self.kill("it was closed")
-        self._socket.close()
-
-
-class NamespaceSandbox(Sandbox):
-    """One session of a `NamespaceSandboxes`. Calls made at the same time run one after the other."""
-
-    def __init__(self, provider: NamespaceSandboxes, wire: _Wire) -> None:
-        self._provider = provider
-        self._wire = wire
-        self._turn = asyncio.Lock()
-        self._ids = itertools.count()
-        self._closed = False
-
-    async def exec(self, code: str, *, timeout_s: float) -> ExecResult:
-        """Run Python in the session; see `Sandbox.exec`."""
-        if not timeout_s > 0:
-            raise ValueError(f"timeout_s is {timeout_s!r}; it must be positive")
-        request = {"op": "exec", "code": code, "timeout_s": timeout_s}
-        answer = await self._request(request, timeout_s + _MARGIN_S)
-        fields = {name: answer[name] for name in ExecResult.__dataclass_fields__ if name in answer}
-        return ExecResult(**{**fields, "status": ExecStatus(answer["status"])})
-
-    async def read_file(self, path: str) -> bytes:
-        """Read a regular file of the session; see `Sandbox.read_file`."""
-        answer = await self._request({"op": "read", "path": path}, _FILE_S)
-        return base64.b64decode(answer["data"])
-
-    async def write_file(self, path: str, data: bytes) -> None:
-        """Write a file of the session; see `Sandbox.write_file`."""
-        await self._request({"op": "write", "path": path, "data": base64.b64encode(data).decode()}, _FILE_S)
-
-    async def reset(self) -> None:
-        """A new session takes this one's place: nothing can be left over."""
-        async with self._turn:
-            self._require_open()
-            old, self._wire = self._wire, await self._provider.connect()
-            old.close()
-
-    async def close(self) -> None:
-        """End the session. The kernel clears up behind it; nobody waits for that."""
-        self._closed = True
-        self._wire.kill("it was closed")
-        async with self._turn:  # a call in progress ends first, with a SandboxError
-            self._wire.close()
-        self._provider.forget(self)
-
-    async def _request(self, request: dict[str, Any], deadline_s: float) -> dict[str, Any]:
-        async with self._turn:
-            self._require_open()
-            number = next(self._ids)
-            await self._wire.send({"id": number, **request}, deadline_s)
-            answer = await self._wire.receive(deadline_s)
-        if answer.get("id") != number:
-            self._wire.kill("its answers are out of step")
-            raise SandboxError(f"the sandbox session was lost: {self._wire.dead}")
-        if "errno" in answer:
-            raise OSError(answer["errno"], answer["message"], request.get("path"))
-        return answer
-
-    def _require_open(self) -> None:
-        if self._closed:
-            raise SandboxError("the sandbox session is closed")
-        if self._wire.dead:
-            raise SandboxError(f"the sandbox session was lost: {self._wire.dead}")
 
 
 class NamespaceSandboxes(SandboxProvider):
@@ -217,7 +80,9 @@ class NamespaceSandboxes(SandboxProvider):
         self._starts = asyncio.Semaphore(max_parallel_starts)
         self._owner = f"{owner_name(os.getpid())}_{next(_owners)}"
         self._zygote: _Zygote | None = None
-        self._open: set[NamespaceSandbox] = set()
+        self._replacing = asyncio.Lock()
+        self._settings: dict[str, Any] = {}
+        self._open: set[RunnerSandbox] = set()
 
     @property
     def description(self) -> str:
@@ -247,49 +112,83 @@ class NamespaceSandboxes(SandboxProvider):
         if why_not:
             raise SandboxUnavailableError(why_not)
         await asyncio.to_thread(sweep)
-        settings = {
+        self._settings = {
             **asdict(self._limits),
             "preload": self._preload,
             "site_folders": site_folders,
             "owner": self._owner,
             "first_serial": secrets.randbelow(1 << 26),
         }
-        self._zygote = await _start_zygote(settings)
+        self._zygote = await _start_zygote(self._settings)
 
-    async def open(self) -> NamespaceSandbox:
+    async def open(self) -> RunnerSandbox:
         """A fresh session.
 
         Raises:
             SandboxError: it could not be set up.
         """
-        sandbox = NamespaceSandbox(self, await self.connect())
+        sandbox = RunnerSandbox(self, await self.connect())
         self._open.add(sandbox)
         return sandbox
 
-    async def connect(self) -> _Wire:
-        """The wire to a fresh session, ready for calls (for this module's own use)."""
-        if self._zygote is None:
-            raise SandboxError("the sandbox provider is not running: call start() first")
-        async with self._starts:
-            ours, theirs = socket.socketpair()
-            wire = _Wire(ours, self._max_answer_bytes())
+    async def connect(self) -> Wire:
+        """The wire to a fresh session; see `SessionOwner.connect`."""
+        asked = time.monotonic()
+        try:
+            async with self._starts:
+                self.counters.pool_wait_s += time.monotonic() - asked
+                wire = await self._connect(await self._living_zygote())
+        except SandboxError:
+            self.counters.failed_starts += 1
+            raise
+        self.counters.starts += 1
+        self.counters.start_s += time.monotonic() - asked
+        return wire
+
+    async def _living_zygote(self) -> _Zygote:
+        """The zygote; one that died (out of memory, killed by hand) is replaced, its sessions are lost.
+
+        Raises:
+            SandboxError: the provider is not running, or no new zygote could be started.
+        """
+        async with self._replacing:
+            if self._zygote is None:
+                raise SandboxError("the sandbox provider is not running: call start() first")
+            if self._zygote.process.poll() is None:
+                return self._zygote
+            said = await asyncio.to_thread(_stop_zygote, self._zygote)
+            _log.warning("the sandbox zygote died and is started again; it said: %s", said.strip() or "nothing")
+            await asyncio.to_thread(sweep, self._owner)
             try:
-                with theirs:
-                    socket.send_fds(self._zygote.control, [b"s"], [theirs.fileno()])
-                greeting = await wire.receive(_OPEN_S)
-            except OSError as error:
-                wire.close()
-                raise SandboxError(f"the sandbox zygote is gone: {error}") from error
-            except BaseException:
-                wire.close()
-                raise
+                self._zygote = await _start_zygote(self._settings)
+            except SandboxUnavailableError as error:
+                raise SandboxError(f"the sandbox zygote died and could not be started again: {error}") from error
+            return self._zygote
+
+    async def _connect(self, zygote: _Zygote) -> Wire:
+        ours, theirs = socket.socketpair()
+        wire = Wire(SocketChannel(ours), max_answer_bytes(self._limits))
+        try:
+            with theirs:
+                socket.send_fds(zygote.control, [b"s"], [theirs.fileno()])
+            greeting = await wire.receive(_OPEN_S)
+        except OSError as error:
+            wire.close()
+            raise SandboxError(f"the sandbox zygote is gone: {error}") from error
+        except BaseException:
+            wire.close()
+            raise
         if "failed" in greeting:
             wire.close()
             raise SandboxError(f"a sandbox session could not be set up: {greeting['failed']}")
         return wire
 
-    def forget(self, sandbox: NamespaceSandbox) -> None:
-        """A session was closed (for this module's own use)."""
+    def release(self, wire: Wire) -> None:
+        """Hang up: the session ends, and the kernel clears up behind it. See `SessionOwner.release`."""
+        wire.close()
+
+    def forget(self, sandbox: RunnerSandbox) -> None:
+        """A session was closed; see `SessionOwner.forget`."""
         self._open.discard(sandbox)
 
     async def close(self) -> None:
@@ -300,12 +199,6 @@ class NamespaceSandboxes(SandboxProvider):
         if zygote is not None:
             await asyncio.to_thread(_stop_zygote, zygote)
             await asyncio.to_thread(sweep, self._owner)
-
-    def _max_answer_bytes(self) -> int:
-        """The largest honest answer: a file in base64, or two streams with six bytes of JSON for each one."""
-        file = (self._limits.file_mb << 20) * 4 // 3
-        streams = 2 * (self._limits.output_kb << 10) * 6
-        return file + streams + (1 << 20)
 
 
 def _site_folders(preload: Sequence[str]) -> list[str]:
@@ -341,7 +234,7 @@ async def _start_zygote(settings: dict[str, Any]) -> _Zygote:
         # Started from the loop's own thread: the zygote is killed when the thread that started it ends.
         process = subprocess.Popen(  # noqa: ASYNC220, S603 — returns as soon as the new program runs
             _command(theirs.fileno()),
-            env=_ENVIRONMENT,
+            env=ENVIRONMENT,
             cwd="/",
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
@@ -349,7 +242,8 @@ async def _start_zygote(settings: dict[str, Any]) -> _Zygote:
             pass_fds=(theirs.fileno(),),
             start_new_session=True,
         )
-    wire = _Wire(ours, 1 << 20)
+    channel = SocketChannel(ours)
+    wire = Wire(channel, 1 << 20)
     try:
         await wire.send(settings, _START_S)
         facts = await wire.receive(_START_S)
@@ -358,6 +252,7 @@ async def _start_zygote(settings: dict[str, Any]) -> _Zygote:
     except BaseException:
         await asyncio.to_thread(_stop_zygote, _Zygote(process, ours, log, {}))
         raise
+    channel.unwatch()
     zygote = _Zygote(process, ours, log, facts)
     if "failed" in facts:
         said = await asyncio.to_thread(_stop_zygote, zygote)

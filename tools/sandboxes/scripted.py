@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from typing import NamedTuple
 
-from miles_agents.contracts import ExecResult, ExecStatus, Sandbox, SandboxProvider
+from miles_agents.contracts import ExecResult, ExecStatus, Language, Sandbox, SandboxProvider
 from miles_agents.errors import SandboxError
 
 Script = Callable[[str], ExecResult] | Iterable[ExecResult] | Mapping[str, ExecResult]
@@ -16,14 +16,15 @@ class ScriptedCall(NamedTuple):
 
     code: str
     timeout_s: float
+    language: Language = Language.PYTHON
 
 
 class ScriptedSandbox(Sandbox):
     """Answers `exec` from a script.
 
     Args:
-        script: a function of the code; or results by exact code; or results in order. A code or call that the script
-            does not have is an `AssertionError`: the test asked for something it did not plan.
+        script: a function of the code or command; or results by exact code; or results in order. A code or call that
+            the script does not have is an `AssertionError`: the test asked for something it did not plan.
         lost_after: after this many calls the session is lost, and every further call raises `SandboxError`.
     """
 
@@ -36,10 +37,10 @@ class ScriptedSandbox(Sandbox):
         self.resets = 0
         self.closed = False
 
-    async def exec(self, code: str, *, timeout_s: float) -> ExecResult:
-        """The script's answer to this code."""
+    async def exec(self, code: str, *, timeout_s: float, language: Language = Language.PYTHON) -> ExecResult:
+        """The script's answer to this code or command."""
         self._require_alive()
-        self.calls.append(ScriptedCall(code, timeout_s))
+        self.calls.append(ScriptedCall(code, timeout_s, language))
         if isinstance(self._script, Mapping):
             answer = self._script.get(code)
         elif callable(self._script):
@@ -116,9 +117,11 @@ class ScriptedSandboxes(SandboxProvider):
         number = self._opens
         self._opens += 1
         if number in self._fail_opens:
+            self.counters.failed_starts += 1
             raise SandboxError("a sandbox session could not be set up: its script says so")
         sandbox = ScriptedSandbox(self._script, lost_after=self._lost_after)
         self.opened.append(sandbox)
+        self.counters.starts += 1
         return sandbox
 
     async def close(self) -> None:

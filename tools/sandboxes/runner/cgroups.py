@@ -18,6 +18,9 @@ _MOUNTS = Path("/sys/fs/cgroup")
 _RUNNER_MB = 64  # the supervisor and the pages it shares with the zygote
 _RUNNER_PROCESSES = 8
 _CPU_PERIOD_US = 100_000
+# A group counts as one against each process beside it, whatever the niceness inside: so it weighs what one process at
+# nice 10 weighs (110 of 1024).
+_CPU_SHARES, _CPU_WEIGHT = 110, 11
 _SWEEP_S = 2.0
 
 
@@ -40,12 +43,13 @@ def _settings(memory_mb: int, processes: int, *, unified: bool) -> dict[str, dic
     memory = str((memory_mb + _RUNNER_MB) << 20)
     tasks = str(processes + _RUNNER_PROCESSES)
     if unified:
+        weight = {"cpu.weight": str(_CPU_WEIGHT)}
         both = {"memory.max": memory, "memory.swap.max": "0", "memory.oom.group": "0"}
-        return {"": {**both, "pids.max": tasks, "cpu.max": f"{_CPU_PERIOD_US} {_CPU_PERIOD_US}"}}
+        return {"": {**both, "pids.max": tasks, "cpu.max": f"{_CPU_PERIOD_US} {_CPU_PERIOD_US}", **weight}}
     return {
         "memory": {"memory.limit_in_bytes": memory, "memory.memsw.limit_in_bytes": memory},
         "pids": {"pids.max": tasks},
-        "cpu": {"cpu.cfs_quota_us": str(_CPU_PERIOD_US)},
+        "cpu": {"cpu.cfs_quota_us": str(_CPU_PERIOD_US), "cpu.shares": str(_CPU_SHARES)},
     }
 
 

@@ -38,6 +38,13 @@ class FrameBuffer:
         """Add bytes."""
         self._data += data
 
+    def complete(self) -> bool:
+        """Whether `pop` has something to decode, or to refuse."""
+        if len(self._data) < HEADER.size:
+            return False
+        (length,) = HEADER.unpack_from(self._data)
+        return length > self._max_bytes or len(self._data) >= HEADER.size + int(length)
+
     def pop(self) -> dict[str, Any] | None:
         """The next message, or None while it is incomplete.
 

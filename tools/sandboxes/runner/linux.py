@@ -96,9 +96,9 @@ def _prctl(option: int, value: int, pointer: int = 0) -> None:
         _check(-1, f"prctl {option}")
 
 
-def die_with_parent() -> None:
-    """Be killed when the parent ends."""
-    _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+def signal_at_parents_end(number: int) -> None:
+    """Be sent a signal when the thread that started this process ends."""
+    _prctl(_PR_SET_PDEATHSIG, number)
 
 
 def set_dumpable(dumpable: bool) -> None:

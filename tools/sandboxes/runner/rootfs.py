@@ -1,4 +1,4 @@
-"""The file tree a session sees: the interpreter, its libraries and the preloaded packages, all read-only.
+"""The file tree a session sees: interpreter, libraries, preloaded packages and programs, all read-only.
 
 Built once by the zygote in its own mount namespace; a session copies that and adds its own /tmp, /dev/shm and /proc.
 Nothing else of the host is there: no /etc, no /home, no other packages.
@@ -32,8 +32,12 @@ from miles_agents.tools.sandboxes.runner.linux import (
 WORK_FOLDER = "/tmp"  # noqa: S108 — of the session's own tree
 _DEVICES = ("null", "zero", "urandom", "random")
 _LIBRARY_LINKS = ("lib", "lib64", "usr/lib64")
+_PROGRAM_LINKS = ("bin",)
+# What shell commands run: the distribution's own programs, and what some of them look for beside their libraries.
+_PROGRAMS = ("/usr/bin", "/bin", "/etc/alternatives", "/usr/lib/git-core", "/usr/share/git-core", "/usr/share/terminfo")
+_INTERPRETER_LINKS = ("python", "python3")  # in /opt/bin: on the path the session's own interpreter comes first
 _MOUNT_POINTS = ("/mnt", "/media", "/srv", "/run", "/sys", "/opt", "/var/tmp")  # noqa: S108
-_USERS = "user:x:1000:1000::/tmp:/bin/false\n"
+_USERS = "user:x:1000:1000::/tmp:/bin/bash\n"
 _OLD = "old"
 _PRIVATE_FOLDERS = (WORK_FOLDER, "/dev/shm")  # noqa: S108 — each session mounts its own over these
 _KEPT = "/kept"  # where what those mounts would hide stays reachable
@@ -75,7 +79,7 @@ def _imported_files() -> set[Path]:
 class _Sources(NamedTuple):
     """What of the host is bound into the tree."""
 
-    base: list[Path]  # the standard library, shared libraries, the interpreter; parents before children
+    base: list[Path]  # the standard library, shared libraries, programs, the interpreter; parents before children
     hidden: list[Path]  # folders of installed packages inside the base: the host's other packages
     packages: list[Path]  # what is preloaded
 
@@ -84,7 +88,8 @@ def _sources(site_folders: Iterable[str]) -> _Sources:
     """Everything to bind; called with the preloaded packages imported."""
     folders = list(site_folders)
     stdlib = {Path(sysconfig.get_path(name)) for name in ("stdlib", "platstdlib")}
-    wanted = stdlib | {Path(sys.executable), Path(sys.executable).resolve()} | _library_folders()
+    programs = {Path(name) for name in _PROGRAMS if Path(name).is_dir() and not Path(name).is_symlink()}
+    wanted = stdlib | programs | {Path(sys.executable), Path(sys.executable).resolve()} | _library_folders()
     base: list[Path] = []
     for path in sorted(wanted):
         inside = [*base, *(Path(folder) for folder in folders)]
@@ -155,7 +160,7 @@ def _fill(root: Path, sources: _Sources) -> None:
         mount(None, place, None, MS_BIND | MS_REMOUNT | MS_RDONLY | MS_NOSUID | MS_NODEV)
     _keep(root, [*sources.base, *sources.packages])
     _add_links(root)
-    (root / "etc").mkdir()
+    (root / "etc").mkdir(exist_ok=True)
     (root / "etc/passwd").write_text(_USERS)
     for device in _DEVICES:
         _make_place(Path("/dev", device), root / "dev" / device)
@@ -165,8 +170,11 @@ def _fill(root: Path, sources: _Sources) -> None:
 
 
 def _add_links(root: Path) -> None:
-    """The host's links to its library folders, where the loader looks for itself."""
-    for link in _LIBRARY_LINKS:
+    """The host's links to its folders of libraries and programs, and the interpreter under its usual names."""
+    (root / "opt/bin").mkdir(parents=True)
+    for name in _INTERPRETER_LINKS:
+        (root / "opt/bin" / name).symlink_to(sys.executable)
+    for link in (*_LIBRARY_LINKS, *_PROGRAM_LINKS):
         place = root / link
         if not place.exists() and Path("/", link).is_symlink():
             place.parent.mkdir(parents=True, exist_ok=True)

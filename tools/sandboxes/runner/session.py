@@ -58,7 +58,7 @@ def _become_session(fd: int, place: Place, settings: dict[str, Any], groups: Con
         except OSError as error:
             write_all(_SESSION_FD, encode({"failed": str(error)}))
             os._exit(1)
-        Supervisor(_SESSION_FD, settings, guard_memory=place.slot is None).serve()
+        Supervisor((_SESSION_FD, _SESSION_FD), settings, guard_memory=place.slot is None).serve()
     finally:
         os._exit(1)
 

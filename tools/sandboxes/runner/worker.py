@@ -12,58 +12,19 @@ import io
 import linecache
 import os
 import random
-import resource
 import signal
 import sys
 import threading
 import traceback
 import types
 import weakref
-from typing import Any, NamedTuple, NoReturn
+from typing import NoReturn
 
+from miles_agents.tools.sandboxes.runner.children import WORK_FOLDER, ChildLimits, begin_child
 from miles_agents.tools.sandboxes.runner.frames import FrameBuffer, FrameError, encode, read_message, write_all
-from miles_agents.tools.sandboxes.runner.linux import set_dumpable
 
 _MAX_CALL_BYTES = 64 << 20
 _OWN_MODULES = "miles_agents"
-
-
-class WorkerLimits(NamedTuple):
-    """What one process of a session may use."""
-
-    memory_mb: int
-    processes: int
-    file_mb: int
-    cpu_s: int
-    open_files: int
-
-
-def _limit(kind: int, value: int) -> None:
-    _, hard = resource.getrlimit(kind)
-    if hard != resource.RLIM_INFINITY:
-        value = min(value, hard)
-    resource.setrlimit(kind, (value, value))
-
-
-def _read_small(name: str) -> bytes:
-    fd = os.open(name, os.O_RDONLY)  # pathlib and text files cost more than all else here
-    try:
-        return os.read(fd, 4096)
-    finally:
-        os.close(fd)
-
-
-def apply_limits(limits: WorkerLimits) -> None:
-    """Bound this process and its children. Memory is counted on top of what the interpreter maps already."""
-    mapped = int(_read_small("/proc/self/statm").split()[0]) * resource.getpagesize()
-    _limit(resource.RLIMIT_AS, mapped + (limits.memory_mb << 20))
-    _limit(resource.RLIMIT_FSIZE, limits.file_mb << 20)
-    _limit(resource.RLIMIT_NPROC, limits.processes + 1)  # the supervisor counts too
-    _limit(resource.RLIMIT_NOFILE, limits.open_files)
-    _limit(resource.RLIMIT_CPU, limits.cpu_s)
-    _limit(resource.RLIMIT_CORE, 0)
-    _limit(resource.RLIMIT_MSGQUEUE, 0)
-    _limit(resource.RLIMIT_MEMLOCK, 0)
 
 
 class _Stream(io.TextIOWrapper):
@@ -226,41 +187,12 @@ def _collect_children() -> None:
             pass
 
 
-def become_worker(descriptors: dict[str, int], limits: WorkerLimits) -> NoReturn:
+def become_worker(descriptors: dict[str, int], limits: ChildLimits) -> NoReturn:
     """Turn a fresh fork of the supervisor into the worker. Never returns."""
     try:
-        os.setsid()
-        null = os.open("/dev/null", os.O_RDONLY)
-        for target, source in ((0, null), (1, descriptors["stdout"]), (2, descriptors["stderr"])):
-            os.dup2(source, target)
-        kept = sorted(descriptors[name] for name in ("calls", "replies", "late"))
-        _close_all_but(kept)
-        os.chdir("/tmp")  # noqa: S108 — of the session's own tree
-        set_dumpable(True)
-        _prefer_for_oom()
-        apply_limits(limits)
+        kept = [descriptors[name] for name in ("calls", "replies", "late")]
+        begin_child(descriptors["stdout"], descriptors["stderr"], kept, limits)
+        os.chdir(WORK_FOLDER)
         Worker(descriptors["calls"], descriptors["replies"], descriptors["late"]).run()
     finally:
         os._exit(97)
-
-
-def _close_all_but(kept: list[int]) -> None:
-    low = 3
-    for fd in [*kept, 1 << 16]:
-        os.closerange(low, fd)
-        low = fd + 1
-
-
-def _prefer_for_oom() -> None:
-    """When memory runs out the kernel shall take the worker, not the supervisor."""
-    try:
-        fd = os.open("/proc/self/oom_score_adj", os.O_WRONLY)
-    except OSError:  # /proc is read-only on an old kernel: the supervisor is the smaller one anyway
-        return
-    os.write(fd, b"1000")
-    os.close(fd)
-
-
-def describe_limits(settings: dict[str, Any]) -> WorkerLimits:
-    """The worker's part of the session's limits."""
-    return WorkerLimits(**{name: int(settings[name]) for name in WorkerLimits._fields})

@@ -2,38 +2,34 @@
 
 `main` runs in a process of its own (never a fork of the training process) with an empty environment:
 
-    launcher ── leaves the host's user (ordinary users), pid namespace
+    launcher ── leaves the host's user (ordinary users), pid namespace; then guards what is below it
        └─ zygote (PID 1 of its own pid namespace: when it ends, the kernel kills every session)
             └─ session, session, …
 
 It is told what to do over the socket it inherits: one JSON message with the settings, then one byte
-and one descriptor for every session. It ends when that socket closes, and when its parent dies.
+and one descriptor for every session. It ends when that socket closes, and when the host ends.
 """
 
 from __future__ import annotations
 
 import contextlib
-import gc
-import importlib
 import os
 import select
 import signal
 import socket
 import sys
+import time
 from typing import Any, NoReturn
 
 from miles_agents.tools.sandboxes.runner import linux
-from miles_agents.tools.sandboxes.runner.cgroups import ControlGroups
+from miles_agents.tools.sandboxes.runner.cgroups import ControlGroups, sweep
 from miles_agents.tools.sandboxes.runner.frames import FrameBuffer, encode, read_message, write_all
 from miles_agents.tools.sandboxes.runner.rootfs import enter_new_root
 from miles_agents.tools.sandboxes.runner.session import Place, map_ids, start_session
+from miles_agents.tools.sandboxes.runner.warming import warm_up
 
 _MAX_SETTINGS_BYTES = 1 << 20
-# Imported before the fork, so that a session need not read them: what short programs use most.
-_COMMON_MODULES = (
-    "ast", "bisect", "collections", "dataclasses", "datetime", "decimal", "fractions", "functools", "heapq",
-    "itertools", "json", "math", "operator", "random", "re", "statistics", "string", "textwrap", "typing",
-)  # fmt: skip
+_END_S = 1.0  # for the zygote to end in order after the host's end
 
 
 class Zygote:
@@ -110,17 +106,8 @@ class Zygote:
         os._exit(0)
 
 
-def _warm_up(preload: list[str]) -> None:
-    lazy = [f"{name}.random" for name in preload if name == "numpy"]  # seeded in each session, so it must be there
-    for name in (*_COMMON_MODULES, *preload, *lazy):
-        importlib.import_module(name)
-    gc.collect()
-    gc.freeze()
-    linux.collapse_heap()
-
-
 def _launch(control: socket.socket, settings: dict[str, Any]) -> NoReturn:
-    """Set up the zygote's own namespaces; the launcher waits for it and passes its end on."""
+    """Set up the zygote's own namespaces; this process stays behind as its guard."""
     root = os.getuid() == 0
     groups = ControlGroups(settings["owner"], memory_mb=settings["memory_mb"], processes=settings["processes"])
     groups.check()
@@ -131,28 +118,73 @@ def _launch(control: socket.socket, settings: dict[str, Any]) -> NoReturn:
     linux.unshare(linux.CLONE_NEWPID)
     pid = os.fork()
     if pid:
-        _wait_for(pid, control)
-    linux.die_with_parent()
+        _Guard(pid, control, settings["owner"]).keep()
+    linux.signal_at_parents_end(signal.SIGKILL)
     enter_new_root(settings["site_folders"])
     description = {"ready": True, "control_groups": groups.active, "root": root}
     write_all(control.fileno(), encode(description))
     Zygote(control, settings, groups, root=root).serve()
 
 
-def _wait_for(pid: int, control: socket.socket) -> NoReturn:
-    control.close()
-    _, status = os.waitpid(pid, 0)
-    os._exit(abs(os.waitstatus_to_exitcode(status)))
+class _Guard:
+    """The launcher's work once the zygote runs: see that nothing outlives the host, not even an empty control group.
+
+    The host's end shows in two ways. Its socket hangs up, unless a process it forked holds a copy; and the kernel
+    sends a signal, which also comes when only the host's thread that started this ended.
+
+    Args:
+        pid: of the zygote.
+        control: the zygote's socket to the host, watched and never read here.
+        owner: whose control groups to remove.
+    """
+
+    def __init__(self, pid: int, control: socket.socket, owner: str) -> None:
+        self._pid = pid
+        self._owner = owner
+        self._host = os.getppid()
+        self._wake_read, wake_write = os.pipe()
+        for fd in (self._wake_read, wake_write):
+            os.set_blocking(fd, False)
+        for number in (signal.SIGCHLD, signal.SIGTERM):
+            signal.signal(number, lambda *_: None)
+        signal.set_wakeup_fd(wake_write, warn_on_full_buffer=False)
+        self._poller = select.poll()
+        self._poller.register(control, select.POLLRDHUP)
+        self._poller.register(self._wake_read, select.POLLIN)
+        self._control_fd = control.fileno()
+
+    def keep(self) -> NoReturn:
+        """Wait for the zygote's end, after the host's end not for long, and clear up."""
+        status, deadline = None, None
+        while (status := self._ended()) is None:
+            if deadline is not None and time.monotonic() > deadline:
+                os.kill(self._pid, signal.SIGKILL)
+            left = None if deadline is None else max(0.0, deadline - time.monotonic()) * 1000 + 10
+            for fd, _ in self._poller.poll(left):
+                if fd == self._control_fd:
+                    self._poller.unregister(fd)
+                    deadline = deadline or time.monotonic() + _END_S
+                else:
+                    os.read(self._wake_read, 4096)
+            if deadline is None and os.getppid() != self._host:
+                deadline = time.monotonic() + _END_S
+        sweep(self._owner)
+        os._exit(abs(os.waitstatus_to_exitcode(status)))
+
+    def _ended(self) -> int | None:
+        pid, status = os.waitpid(self._pid, os.WNOHANG)
+        return status if pid else None
 
 
 def main(control_fd: int) -> None:
     """Entry: settings from the inherited socket, then warm up, isolate, serve."""
-    linux.die_with_parent()
+    linux.signal_at_parents_end(signal.SIGTERM)
     control = socket.socket(fileno=control_fd)
     settings = read_message(control_fd, FrameBuffer(_MAX_SETTINGS_BYTES))
     sys.path.extend(settings["site_folders"])
+    os.environ["PYTHONPATH"] = os.pathsep.join(settings["site_folders"])  # for interpreters that sessions start
     try:
-        _warm_up(settings["preload"])
+        warm_up(settings["preload"])
         _launch(control, settings)
     except Exception as error:  # noqa: BLE001 — the seam to the host, which shows it to the operator
         write_all(control_fd, encode({"failed": f"{type(error).__name__}: {error}"}))
