@@ -86,9 +86,9 @@ def test_capture_does_not_depend_on_how_the_output_arrives(pieces, shown_bytes):
     assert whole.text() == cut.text()
 
 
-def _run_filter(program: bytes, audit: int, number: int, argument: int = 0) -> int:
+def _run_filter(program: bytes, audit: int, number: int, first: int = 0, second: int = 0) -> int:
     """A small interpreter of classic BPF: what the kernel would answer."""
-    data = struct.pack("=IIQQ", number, audit, 0, argument)
+    data = struct.pack("=IIQQQ", number, audit, 0, first, second)
     code = [struct.unpack_from("=HBBI", program, offset) for offset in range(0, len(program), 8)]
     at, register = 0, 0
     while True:
@@ -141,6 +141,23 @@ X86, ARM = ("x86_64", 0xC000003E), ("aarch64", 0xC00000B7)
 def test_filter_refuses_what_reaches_beyond_the_session(machine, number, argument, verdict):
     name, audit = machine
     assert _run_filter(build_filter(name), audit, number, argument) == verdict
+
+
+@pytest.mark.parametrize(
+    ("machine", "number", "arguments", "verdict"),
+    [
+        *((machine, number, (pid,), ALLOW if pid == 0 else EPERM)
+          for machine, numbers in ((X86, (302, 144, 142, 314, 203)), (ARM, (261, 119, 118, 274, 122)))
+          for number in numbers for pid in (0, 1, 77)),
+        *((machine, number, arguments, ALLOW if arguments == (0, 0) else EPERM)
+          for machine, number in ((X86, 141), (ARM, 140))
+          for arguments in ((0, 0), (0, 1), (1, 0), (2, 0), (2, 1000))),
+        (X86, 302, (1 << 32,), ALLOW),  # the kernel, too, looks at the low half alone
+    ],
+)  # fmt: skip
+def test_filter_lets_a_process_set_its_own_limits_and_priority_only(machine, number, arguments, verdict):
+    name, audit = machine
+    assert _run_filter(build_filter(name), audit, number, *arguments) == verdict
 
 
 def test_filter_kills_calls_of_a_foreign_architecture():

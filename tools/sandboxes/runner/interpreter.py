@@ -36,6 +36,8 @@ class Worker(NamedTuple):
 class Interpreter:
     """Runs Python calls one by one. The worker's replies are believed only if they carry the call's own nonce.
 
+    Between calls the worker is stopped: threads and timers of an earlier call neither run on nor start anything.
+
     Args:
         host_fd: when the host hangs up during a call, the session ends.
         limits: of the worker and its children.
@@ -74,6 +76,7 @@ class Interpreter:
         """Run one call to its end; the fields of the answer."""
         lost_before = self._settle(call)
         worker = self.worker
+        os.kill(worker.pid, signal.SIGCONT)
         nonce = secrets.token_hex(8)
         replies = FrameBuffer(_MAX_REPLY_BYTES)
         self._send(worker, call, encode({"nonce": nonce, "code": code}))
@@ -131,6 +134,7 @@ class Interpreter:
             ending = self.respawn()
             died = call.status == "crashed" and not call.forged
             return call.result(state_lost=True, exit_code=ending if died else None, strays_killed=0)
+        os.kill(worker.pid, signal.SIGSTOP)
         strays, all_gone = kill_strays(worker.pid)
         if not all_gone:
             self.respawn()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import resource
 import signal
 import time
 from pathlib import Path
@@ -22,10 +23,10 @@ def _others(worker: int) -> list[int]:
     for name in _process_folders():
         if int(name) not in (1, worker):
             try:
-                state = Path("/proc", name, "stat").read_text().rpartition(")")[2].split()[0]
+                state = Path("/proc", name, "stat").read_bytes().rpartition(b")")[2].split()[0]  # names are any bytes
             except OSError:
                 continue
-            if state not in "ZX":
+            if state not in b"ZX":
                 found.append(int(name))
     return found
 
@@ -62,25 +63,18 @@ class Strays(NamedTuple):
 
 
 def kill_strays(worker: int) -> Strays:
-    """Kill what a call left running; the worker stands still meanwhile, so that it starts nothing new."""
+    """Kill what a call left running. The worker has been stopped, so that it starts nothing new meanwhile."""
     strays = _others(worker)
-    if not strays:
-        _reap_orphans(worker)
-        return Strays(0, True)
     seen = set(strays)
-    os.kill(worker, signal.SIGSTOP)
     deadline = time.monotonic() + _STRAYS_S
-    try:
-        while strays and time.monotonic() < deadline:
-            for pid in strays:
-                with contextlib.suppress(ProcessLookupError):
-                    os.kill(pid, signal.SIGKILL)
-            time.sleep(0.0005)
-            strays = _others(worker)
-            seen.update(strays)
-    finally:
-        os.kill(worker, signal.SIGCONT)
-        _reap_orphans(worker)
+    while strays and time.monotonic() < deadline:
+        for pid in strays:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        time.sleep(0.0005)
+        strays = _others(worker)
+        seen.update(strays)
+    _reap_orphans(worker)
     return Strays(len(seen), not strays)
 
 
@@ -95,12 +89,21 @@ def _reap_orphans(worker: int) -> None:
 
 def memory_mb() -> float:
     """Private memory of all processes but PID 1, shared pages counted by their share."""
-    total_kb = 0
-    for name in _process_folders():
-        if name == "1":
-            continue
-        with contextlib.suppress(OSError):
-            for line in Path("/proc", name, "smaps_rollup").read_text().splitlines():
-                if line.startswith(("Pss_Anon:", "Pss_Shmem:")):
-                    total_kb += int(line.split()[1])
-    return total_kb / 1024
+    return sum(_memory_kb(name) for name in _process_folders() if name != "1") / 1024
+
+
+def _memory_kb(name: str) -> int:
+    try:
+        lines = Path("/proc", name, "smaps_rollup").read_bytes().splitlines()
+        return sum(int(line.split()[1]) for line in lines if line.startswith((b"Pss_Anon:", b"Pss_Shmem:")))
+    except PermissionError:  # it made itself undumpable; its resident pages, shared ones in full, can still be read
+        return _resident_kb(name)
+    except OSError:
+        return 0
+
+
+def _resident_kb(name: str) -> int:
+    try:
+        return int(Path("/proc", name, "statm").read_bytes().split()[1]) * resource.getpagesize() // 1024
+    except OSError:
+        return 0

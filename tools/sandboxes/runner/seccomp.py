@@ -2,7 +2,9 @@
 
 A list of refusals, not of permissions: ordinary Python, numpy and subprocesses must go on working, and namespaces,
 dropped capabilities and the read-only tree already close most of it. `memfd_create`, System V and POSIX message
-queues are refused because their memory escapes the limits where no control group counts it.
+queues are refused because their memory escapes the limits where no control group counts it, `io_setup` because its
+slots are counted for the whole machine. The supervisor runs under the same user as the code; calls that set the limits
+or the priority of a process by its id are allowed for the caller itself only.
 """
 
 from __future__ import annotations
@@ -10,6 +12,7 @@ from __future__ import annotations
 import errno
 import platform
 import struct
+from typing import NamedTuple
 
 _COMMON = {  # one number on every architecture
     "pidfd_getfd": 438, "process_madvise": 440, "io_uring_setup": 425, "io_uring_enter": 426,
@@ -25,7 +28,7 @@ _X86_64 = {
     "settimeofday": 164, "clock_settime": 227, "clock_adjtime": 305, "adjtimex": 159, "sethostname": 170,
     "setdomainname": 171, "memfd_create": 319, "shmget": 29, "msgget": 68, "semget": 64, "mq_open": 240,
     "fanotify_init": 300, "lookup_dcookie": 212, "iopl": 172, "ioperm": 173, "modify_ldt": 154, "uselib": 134,
-    "vhangup": 153,
+    "vhangup": 153, "io_setup": 206, "ioprio_set": 251,
 }  # fmt: skip
 _AARCH64 = {
     "ptrace": 117, "process_vm_readv": 270, "process_vm_writev": 271, "kcmp": 272, "mount": 40, "umount2": 39,
@@ -35,11 +38,31 @@ _AARCH64 = {
     "reboot": 142, "swapon": 224, "swapoff": 225, "acct": 89, "syslog": 116, "quotactl": 60, "personality": 92,
     "settimeofday": 170, "clock_settime": 112, "clock_adjtime": 266, "adjtimex": 171, "sethostname": 161,
     "setdomainname": 162, "memfd_create": 279, "shmget": 194, "msgget": 186, "semget": 190, "mq_open": 180,
-    "fanotify_init": 262, "lookup_dcookie": 18, "vhangup": 58,
+    "fanotify_init": 262, "lookup_dcookie": 18, "vhangup": 58, "io_setup": 0, "ioprio_set": 30,
 }  # fmt: skip
-_ARCHITECTURES = {  # audit number, refused calls, clone, socket
-    "x86_64": (0xC000_003E, _X86_64, 56, 41),
-    "aarch64": (0xC000_00B7, _AARCH64, 220, 198),
+# Allowed where the argument at this position is 0, the calling process. setpriority's first argument is what kind of
+# target it has, and 0 is a process.
+_X86_64_SELF = {
+    "prlimit64": (302, (0,)), "sched_setscheduler": (144, (0,)), "sched_setparam": (142, (0,)),
+    "sched_setattr": (314, (0,)), "sched_setaffinity": (203, (0,)), "setpriority": (141, (0, 1)),
+}  # fmt: skip
+_AARCH64_SELF = {
+    "prlimit64": (261, (0,)), "sched_setscheduler": (119, (0,)), "sched_setparam": (118, (0,)),
+    "sched_setattr": (274, (0,)), "sched_setaffinity": (122, (0,)), "setpriority": (140, (0, 1)),
+}  # fmt: skip
+
+
+class _Architecture(NamedTuple):
+    audit: int  # its number in the kernel's audit header
+    refused: dict[str, int]
+    self_only: dict[str, tuple[int, tuple[int, ...]]]
+    clone: int
+    socket: int
+
+
+_ARCHITECTURES = {
+    "x86_64": _Architecture(0xC000_003E, _X86_64, _X86_64_SELF, 56, 41),
+    "aarch64": _Architecture(0xC000_00B7, _AARCH64, _AARCH64_SELF, 220, 198),
 }
 _CLONE3 = 435  # its flags lie in memory a filter cannot read; told that it does not exist, libc uses clone
 _NEW_NAMESPACES = 0x7E02_0000
@@ -48,7 +71,7 @@ _X32_BIT = 0x4000_0000
 
 _LOAD, _JUMP_EQUAL, _JUMP_GREATER_EQUAL, _JUMP_ANY_BIT, _RETURN = 0x20, 0x15, 0x35, 0x45, 0x06
 _ALLOW, _KILL = 0x7FFF_0000, 0x8000_0000
-_NUMBER_OFFSET, _ARCH_OFFSET, _ARGUMENT_OFFSET = 0, 4, 16
+_NUMBER_OFFSET, _ARCH_OFFSET = 0, 4
 
 
 def supported_machine() -> bool:
@@ -64,9 +87,24 @@ def _refuse(number: int = errno.EPERM) -> bytes:
     return _instruction(_RETURN, 0x0005_0000 | number)
 
 
+def _load_argument(position: int) -> bytes:
+    """The low half, which is all the kernel takes of an int; both processors are little-endian."""
+    return _instruction(_LOAD, 16 + 8 * position)
+
+
+def _self_only(number: int, positions: tuple[int, ...]) -> list[bytes]:
+    """Refuse the call unless the arguments are 0."""
+    checks = [each for position in positions for each in (_load_argument(position), b"")]
+    last = len(checks) + 1  # the refusal, counted from the first check
+    for index in range(1, len(checks), 2):
+        checks[index] = _instruction(_JUMP_EQUAL, 0, false=last - index - 1)
+    body = [*checks, _instruction(_RETURN, _ALLOW), _refuse()]
+    return [_instruction(_JUMP_EQUAL, number, false=len(body)), *body]
+
+
 def build_filter(machine: str | None = None) -> bytes:
     """The filter's program for `machine` (default: this one), 8 bytes an instruction."""
-    audit, table, clone, socket = _ARCHITECTURES[machine or platform.machine()]
+    audit, table, self_only, clone, socket = _ARCHITECTURES[machine or platform.machine()]
     allow = _instruction(_RETURN, _ALLOW)
     program = [
         _instruction(_LOAD, _ARCH_OFFSET),
@@ -80,9 +118,11 @@ def build_filter(machine: str | None = None) -> bytes:
     ]
     for number in sorted({*table.values(), *_COMMON.values()}):
         program += [_instruction(_JUMP_EQUAL, number, false=1), _refuse()]
+    for number, positions in self_only.values():
+        program += _self_only(number, positions)
     program += [
         _instruction(_JUMP_EQUAL, clone, false=4),
-        _instruction(_LOAD, _ARGUMENT_OFFSET),
+        _load_argument(0),
         _instruction(_JUMP_ANY_BIT, _NEW_NAMESPACES, false=1),
         _refuse(),
         allow,
@@ -92,7 +132,7 @@ def build_filter(machine: str | None = None) -> bytes:
     ]
     program += [
         _instruction(_JUMP_EQUAL, socket, false=len(families) + 2),
-        _instruction(_LOAD, _ARGUMENT_OFFSET),
+        _load_argument(0),
         *families,
         _refuse(),
         allow,

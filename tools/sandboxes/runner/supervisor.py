@@ -7,6 +7,7 @@ undumpable, so that a process of the same user can neither trace it nor read its
 from __future__ import annotations
 
 import base64
+import errno
 import os
 from typing import Any, NoReturn
 
@@ -64,6 +65,8 @@ class Supervisor:
                     return {}
         except OSError as error:
             return {"errno": error.errno, "message": error.strerror or str(error)}
+        except ValueError as error:  # a path with a NUL in it, or that is no text
+            return {"errno": errno.EINVAL, "message": str(error)}
         return {"unsupported": f"unknown request {request['op']!r}"}
 
     def _exec(self, request: dict[str, Any]) -> dict[str, Any]:
