@@ -76,15 +76,17 @@ class Owner:
         """
         if LABEL not in labels or labels.get(_PLACE) != self.place or labels.get(_USER) != str(self.user):
             return False
-        pid = labels.get(_PID, "")
-        return pid.isdigit() and not _is_alive(int(pid), labels.get(_START, ""))
+        return not is_alive(labels.get(_PID, ""), labels.get(_START, ""))
 
 
-def _is_alive(pid: int, start: str) -> bool:
-    if start and start != "0":
-        return start_time(pid) == start
+def is_alive(pid: str, start: str) -> bool:
+    """Whether the process that started then is still there; what is no process id is taken for alive."""
+    if not pid.isdigit():
+        return True
+    if start != "0":
+        return start_time(int(pid)) == start
     try:
-        os.kill(pid, 0)
+        os.kill(int(pid), 0)
     except ProcessLookupError:
         return False
     except OSError:

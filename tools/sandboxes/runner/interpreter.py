@@ -15,10 +15,11 @@ from miles_agents.tools.sandboxes.runner.calls import Call, Watch, read_some, ta
 from miles_agents.tools.sandboxes.runner.capture import Capture
 from miles_agents.tools.sandboxes.runner.children import ChildLimits
 from miles_agents.tools.sandboxes.runner.frames import FrameBuffer, FrameError, encode
-from miles_agents.tools.sandboxes.runner.processes import kill_everything, kill_strays
+from miles_agents.tools.sandboxes.runner.processes import await_collected, kill_everything, kill_strays
 from miles_agents.tools.sandboxes.runner.worker import become_worker
 
 _MAX_REPLY_BYTES = 256
+_COLLECT_S = 0.05
 _STATUSES = ("ok", "error")
 
 
@@ -136,17 +137,24 @@ class Interpreter:
             return call.result(state_lost=True, exit_code=ending if died else None, strays_killed=0)
         os.kill(worker.pid, signal.SIGSTOP)
         strays, all_gone = kill_strays(worker.pid)
+        if all_gone and (strays or call.interrupted):
+            all_gone = self.collect()
         if not all_gone:
             self.respawn()
-            lost = True
-        elif strays or call.interrupted:
-            self.collect()
-        return call.result(state_lost=lost or lost_before, exit_code=None, strays_killed=strays)
+        return call.result(state_lost=lost_before or not all_gone, exit_code=None, strays_killed=strays)
 
-    def collect(self) -> None:
-        """Have the worker take the ends of its dead children, which count as processes until then."""
+    def collect(self) -> bool:
+        """Have the stopped worker take the ends of its dead children, which count as processes until then.
+
+        Returns:
+            False if it used the moment to start processes that multiply faster than they die.
+        """
         with contextlib.suppress(OSError):  # a worker that is going under is noticed by the next call
             os.write(self.worker.calls, encode({"collect": True}))
+        os.kill(self.worker.pid, signal.SIGCONT)
+        await_collected(self.worker.pid, _COLLECT_S)
+        os.kill(self.worker.pid, signal.SIGSTOP)
+        return kill_strays(self.worker.pid).all_gone
 
 
 def _streams(worker: Worker, call: Call) -> tuple[tuple[int, Capture], ...]:

@@ -17,18 +17,26 @@ def _process_folders() -> list[str]:
     return [name for name in os.listdir("/proc") if name.isdigit()]  # noqa: PTH208 — after every call: no Path objects
 
 
-def _others(worker: int) -> list[int]:
-    """Every live process but PID 1 and the worker (the dead wait for their parent and do nothing)."""
-    found = []
+def _others(worker: int) -> dict[int, bytes]:
+    """The state of every process but PID 1 and the worker, by process id."""
+    found = {}
     for name in _process_folders():
         if int(name) not in (1, worker):
-            try:
-                state = Path("/proc", name, "stat").read_bytes().rpartition(b")")[2].split()[0]  # names are any bytes
-            except OSError:
-                continue
-            if state not in b"ZX":
-                found.append(int(name))
+            with contextlib.suppress(OSError):
+                stat = Path("/proc", name, "stat").read_bytes()  # a process's name may be any bytes
+                found[int(name)] = stat.rpartition(b")")[2].split()[0]
     return found
+
+
+def _living(worker: int) -> list[int]:
+    return [pid for pid, state in _others(worker).items() if state not in b"ZX"]
+
+
+def await_collected(worker: int, within_s: float) -> None:
+    """Wait until the worker has taken the ends of its dead children; it may also not care to."""
+    deadline = time.monotonic() + within_s
+    while len(_others(worker)) > len(_living(worker)) and time.monotonic() < deadline:
+        time.sleep(0.001)
 
 
 def reap() -> dict[int, int]:
@@ -64,7 +72,7 @@ class Strays(NamedTuple):
 
 def kill_strays(worker: int) -> Strays:
     """Kill what a call left running. The worker has been stopped, so that it starts nothing new meanwhile."""
-    strays = _others(worker)
+    strays = _living(worker)
     seen = set(strays)
     deadline = time.monotonic() + _STRAYS_S
     while strays and time.monotonic() < deadline:
@@ -72,7 +80,7 @@ def kill_strays(worker: int) -> Strays:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
         time.sleep(0.0005)
-        strays = _others(worker)
+        strays = _living(worker)
         seen.update(strays)
     _reap_orphans(worker)
     return Strays(len(seen), not strays)
