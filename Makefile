@@ -1,4 +1,4 @@
-# make train | test | check | fix | bench    (everything is set up in .venv the first time)
+# make train | test | check | fix | bench | sandbox-image    (everything is set up in .venv the first time)
 # PYTHON=python3.12 chooses the interpreter; WORDS='steps=20 seed=1' is added to the command; TORCH_ARGS goes to pip
 # when it installs PyTorch, e.g. TORCH_ARGS='--index-url https://download.pytorch.org/whl/cpu' for a build without CUDA.
 PYTHON ?= python3
@@ -9,7 +9,7 @@ PIP := $(BIN)/python -m pip -qq --disable-pip-version-check
 WORDS ?=
 TORCH_ARGS ?=
 
-.PHONY: train test check fix bench controls setup clean
+.PHONY: train test check fix bench controls setup sandbox-image clean
 .DEFAULT_GOAL := train
 
 $(STAMP): pyproject.toml constraints.txt
@@ -44,6 +44,14 @@ bench: $(STAMP)
 
 controls: $(STAMP)
 	$(BIN)/python -m benchmarks.controls $(WORDS)
+
+# What sandbox=docker runs in.
+SANDBOX_IMAGE = miles-agents/sandbox:$(shell cat docker/sandbox.version)
+sandbox-image:
+	@command -v docker >/dev/null || { echo "no docker command here: apt-get install docker.io, or see https://docs.docker.com/engine/install/"; exit 1; }
+	@docker build --build-arg VERSION=$(shell cat docker/sandbox.version) --tag $(SANDBOX_IMAGE) \
+		--file docker/sandbox.Dockerfile docker \
+		|| { echo "not built. Where no registry is reachable, type: sudo -E docker/build_offline.sh"; exit 1; }
 
 clean:
 	rm -rf build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .import_linter_cache

@@ -35,7 +35,8 @@ RANGES: dict[str, Range] = {
     **dict.fromkeys(("rollout.groups_per_step", "rollout.max_new_tokens", "rollout.max_tokens"), _COUNT),
     **dict.fromkeys(("engine.slots", "engine.prefill_rows", "engine.prefill_chunk"), _COUNT),
     **dict.fromkeys((f"sandbox.{name}" for name in ("memory_mb", "processes", "file_mb", "tmp_mb", "cpu_s")), _COUNT),
-    **dict.fromkeys(("sandbox.output_kb", "sandbox.open_files"), _COUNT),
+    **dict.fromkeys(("sandbox.output_kb", "sandbox.open_files", "sandbox.docker.max_parallel_starts"), _COUNT),
+    "sandbox.docker.pool_size": _NUMBER,
     **dict.fromkeys(("seed", "rollout.max_staleness", "rollout.retries", "eval.every", "logging.keep_best"), _NUMBER),
     **dict.fromkeys(("logging.checkpoint_every", "logging.trajectories_every", "trainer.warmup_steps"), _NUMBER),
     **dict.fromkeys(("trainer.lr", "trainer.weight_decay", "top_k", "rollout.top_k", "eval.top_k"), _NUMBER),
@@ -49,6 +50,8 @@ CHOICES: dict[str, tuple[str, ...]] = {
     "model.dtype": ("float32", "bfloat16"),
     "trainer.dtype": ("float32", "bfloat16"),
     "logging.progress": ("auto", "live", "plain", "off"),
+    "sandbox.docker.pull": ("never", "missing"),
+    "sandbox.docker.transport": ("auto", "socket", "stdio"),
 }
 
 

@@ -54,6 +54,19 @@ class LocalEngineConfig(EngineConfig):
 
 
 @dataclass
+class DockerConfig:
+    """The Docker launcher, for `sandbox=docker` and where `auto` comes to it."""
+
+    image: str = "miles-agents/sandbox:1"  # made by `make sandbox-image`, or docker/build_offline.sh
+    runtime: str = ""  # of the daemon's runtimes, e.g. runsc (gVisor); empty: the daemon's default
+    pull: str = "never"  # never, or missing (fetch an image that the daemon lacks)
+    pool_size: int = 4  # containers kept ready; 0: none is started before it is asked for
+    max_parallel_starts: int = 4  # containers that may be starting at the same time
+    transport: str = "auto"  # auto, socket (the container dials the host) or stdio (for daemons elsewhere)
+    host: str = ""  # the daemon's address; empty: DOCKER_HOST, the current context, or the usual socket
+
+
+@dataclass
 class SandboxConfig:
     """Where tools run. Limits are per sandbox."""
 
@@ -66,6 +79,7 @@ class SandboxConfig:
     output_kb: int = 64  # shown per stream
     open_files: int = 128
     preload: list[str] = field(default_factory=list)  # libraries imported ahead, e.g. [numpy,sympy]
+    docker: DockerConfig = field(default_factory=DockerConfig)
 
 
 @dataclass
@@ -130,7 +144,7 @@ class RolloutConfig:
     top_k: int = 0
     max_new_tokens: int = 64  # per turn
     max_tokens: int = 256  # per trajectory: prompt and all turns
-    episode_deadline_s: float = 600.0  # then the episode is lost
+    episode_deadline_s: float = 600.0  # then the episode is scored as it stands, or lost if it has no turn
     retries: int = 1  # times a lost episode is played again
     max_failure_rate: float = 0.25  # of the last episodes; above it the run stops
 

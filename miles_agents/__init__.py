@@ -1,7 +1,7 @@
 """miles_agents: train language-model agents by reinforcement learning over multi-turn, tool-using episodes."""
 
-from miles_agents.contracts import Env, Tool, ToolContext, ToolEnv, ToolOutput, tool
-from miles_agents.errors import EpisodeError, ToolError
+from miles_agents.contracts import Env, Tool, ToolContext, ToolEnv, ToolLimits, ToolOutput, tool
+from miles_agents.errors import EpisodeError, InfrastructureError, ToolError
 from miles_agents.registry import environments as _environments
 from miles_agents.types import Episode, Message, Reply, Task, Trajectory
 
@@ -13,6 +13,7 @@ __all__ = [
     "Env",
     "Episode",
     "EpisodeError",
+    "InfrastructureError",
     "Message",
     "Reply",
     "Task",
@@ -20,6 +21,7 @@ __all__ = [
     "ToolContext",
     "ToolEnv",
     "ToolError",
+    "ToolLimits",
     "ToolOutput",
     "Trajectory",
     "register",

@@ -5,6 +5,7 @@ Classes are found through the registry, so that adding one means registering it 
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -30,8 +31,10 @@ from miles_agents.planning import BatchPlan, ModelShape
 from miles_agents.rollout.environments import EnvironmentPool
 from miles_agents.rollout.player import EpisodePlayer, Sampling
 
+_log = logging.getLogger(__name__)
+
 _MAX_SLOTS = 128
-_SANDBOX_ORDER = ("namespace",)  # what sandbox=auto tries, in this order
+_SANDBOX_ORDER = ("namespace", "docker")  # what sandbox=auto tries, in this order
 
 
 def make_env_factory(config: schema.EnvConfig, env_class: type[Env]) -> Callable[[], Env]:
@@ -65,15 +68,27 @@ async def open_sandboxes(config: schema.SandboxConfig) -> SandboxProvider:
     names = _SANDBOX_ORDER if config.name == "auto" else (config.name,)
     refusals: list[str] = []
     for name in names:
-        provider: SandboxProvider = registry.sandboxes.get(name)(limits=limits, preload=tuple(config.preload))
+        provider: SandboxProvider = registry.sandboxes.get(name)(
+            limits=limits, preload=tuple(config.preload), **_launcher_settings(config, name)
+        )
         try:
             await provider.start()
         except SandboxUnavailableError as error:
             await provider.close()
             refusals.append(str(error))
         else:
+            for refusal in refusals:
+                _log.warning("sandbox=auto takes %s, since %s", name, refusal)
             return provider
     raise SandboxUnavailableError("\n".join(refusals))
+
+
+def _launcher_settings(config: schema.SandboxConfig, name: str) -> dict[str, Any]:
+    if name != "docker":
+        return {}
+    from miles_agents.tools.sandboxes.docker import DockerSettings
+
+    return {"settings": DockerSettings(**_arguments(config.docker, drop=()))}
 
 
 def needs_sandbox(environments: EnvironmentPool) -> bool:

@@ -24,13 +24,14 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from miles_agents.contracts import Algorithm, RolloutEngine, Trainer, TrajectoryBuffer, WeightSync
+from miles_agents.contracts import Algorithm, RolloutEngine, SandboxProvider, Trainer, TrajectoryBuffer, WeightSync
 from miles_agents.errors import FailureRateError, MilesError, single_error
 from miles_agents.evaluation import Evaluation, play_all, summarize
 from miles_agents.rollout.environments import EnvironmentPool
 from miles_agents.rollout.ledger import FailureLedger
 from miles_agents.rollout.metrics import rollout_metrics
 from miles_agents.rollout.player import EpisodePlayer
+from miles_agents.rollout.sandbox_meter import SandboxMeter
 from miles_agents.rollout.workers import GroupWorkers, rollouts
 from miles_agents.runs.checkpoints import Checkpoint, CheckpointStore
 from miles_agents.runs.folder import RunFolder
@@ -76,6 +77,7 @@ class Parts:
     checkpoints: CheckpointStore
     held_out: Sequence[Task]
     token_pieces: Callable[[Sequence[int]], list[str]]  # for people
+    sandboxes: SandboxProvider | None = None  # for its counters
 
 
 Observer = Callable[[int, Mapping[str, float]], None]
@@ -117,6 +119,8 @@ class TrainingLoop:
         self.counters = Counters()
         self.stop = asyncio.Event()
         self._metered = (time.perf_counter(), 0)  # when, and how many tokens had been sampled
+        self._sandbox_meter = SandboxMeter(parts.sandboxes)
+        self._tools = [tool.name for tool in parts.environments.tools()]
         self._started = time.perf_counter()
         self._saved_step = -1
         self._in_step = False  # the trainer may be ahead of `counters`
@@ -166,29 +170,31 @@ class TrainingLoop:
         parts, clock = self._parts, _Clock()
         groups = await self._unless_stopped(parts.buffer.take(self._settings.groups_per_step))
         clock.lap("time/wait_for_rollouts")
+        metrics, batch = await asyncio.to_thread(self._digest, groups, step)
         for group in groups:
             parts.ledger.count(group)
-        metrics = {**rollout_metrics(groups, trainer_version=step), **self._observe_staleness(groups, step)}
+        metrics |= self._observe_staleness(groups, step)
         self._in_step = True
-        metrics |= await self._train(collate(groups), step, clock)
+        metrics |= await self._train(batch, step, clock)
         metrics |= {f"sync/{name}": value for name, value in (await parts.sync.push(step + 1)).items()}
         clock.lap("time/push_weights")
         await parts.buffer.release(groups, version=step + 1)
         self.counters.step, self._in_step = step + 1, False
-        self._write_trajectories(groups)
         try:
+            await self._write_trajectories(groups)
             metrics |= await self._evaluate(step + 1) if self._due(self._settings.evaluate_every) else {}
         finally:
             clock.lap("time/evaluate")
-            self._log(step + 1, metrics | clock.times() | self._throughput())
+            self._log(step + 1, metrics | clock.times() | self._throughput() | self._sandbox_meter.read())
         if self._due(self._settings.checkpoint_every):
             await self.checkpoint()
 
+    def _digest(self, groups: Sequence[TrajectoryGroup], step: int) -> tuple[dict[str, float], Batch]:
+        return rollout_metrics(groups, trainer_version=step, tools=self._tools), collate(groups)
+
     async def _train(self, batch: Batch, step: int, clock: _Clock) -> dict[str, float]:
         parts, settings = self._parts, self._settings
-        metrics = {f"train/{name}": value for name, value in parts.algorithm.advantages(batch).items()}
-        kept = parts.algorithm.keeps(batch)
-        metrics["train/kept_samples"] = float(len(kept) if kept is not None else 0)
+        metrics, kept = await asyncio.to_thread(self._weigh, batch)
         if kept is None:
             # Every group was dropped (all rewards equal): a counted no-op, never a NaN.
             self.counters.empty_steps += 1
@@ -197,10 +203,18 @@ class TrainingLoop:
         rng = np.random.default_rng([settings.seed, step])
         updates: list[dict[str, float]] = []
         for _ in range(settings.epochs):
-            for minibatch in kept.minibatches(settings.minibatches, rng=rng):
+            for minibatch in await asyncio.to_thread(kept.minibatches, settings.minibatches, rng=rng):
                 updates.append(await parts.trainer.step(minibatch))
         clock.lap("time/train")
         return metrics | self._summarize_updates(updates)
+
+    def _weigh(self, batch: Batch) -> tuple[dict[str, float], Batch | None]:
+        """Fill in the advantages; the samples to train on come back."""
+        algorithm = self._parts.algorithm
+        metrics = {f"train/{name}": value for name, value in algorithm.advantages(batch).items()}
+        kept = algorithm.keeps(batch)
+        metrics["train/kept_samples"] = float(len(kept) if kept is not None else 0)
+        return metrics, kept
 
     def _summarize_updates(self, updates: Sequence[Mapping[str, float]]) -> dict[str, float]:
         # Before its first update the trainer has the very weights that sampled (at staleness 0): there, and only
@@ -262,7 +276,10 @@ class TrainingLoop:
         return evaluation
 
     async def _unless_stopped(self, work: Coroutine[Any, Any, T]) -> T:
-        """Wait for `work`, or leave it when the run is asked to stop."""
+        """Wait for `work`, or leave it when the run is asked to stop; if it was before, nothing is begun."""
+        if self.stop.is_set():  # work that is ready at once would win every time
+            work.close()
+            raise self._stopped()
         task, stop = asyncio.ensure_future(work), asyncio.ensure_future(self.stop.wait())
         try:
             await asyncio.wait({task, stop}, return_when=asyncio.FIRST_COMPLETED)
@@ -272,7 +289,10 @@ class TrainingLoop:
             for each in (task, stop):
                 each.cancel()
             await asyncio.gather(task, stop, return_exceptions=True)
-        raise StoppedEarlyError(f"stopped after step {self.counters.step}, as asked")
+        raise self._stopped()
+
+    def _stopped(self) -> StoppedEarlyError:
+        return StoppedEarlyError(f"stopped after step {self.counters.step}, as asked")
 
     async def checkpoint(self) -> None:
         """Save the state after the last finished step, unless that is done; between steps only.
@@ -313,11 +333,11 @@ class TrainingLoop:
         step = self.counters.step
         return every > 0 and (step % every == 0 or step == self._settings.steps)
 
-    def _write_trajectories(self, groups: Sequence[TrajectoryGroup]) -> None:
+    async def _write_trajectories(self, groups: Sequence[TrajectoryGroup]) -> None:
         if self._settings.trajectories_every and self._due(self._settings.trajectories_every):
             trajectories = [trajectory for group in groups for trajectory in group.trajectories]
             file = self._parts.run.trajectories_file(self.counters.step)
-            write_trajectories(file, trajectories, decode=self._parts.token_pieces)
+            await asyncio.to_thread(write_trajectories, file, trajectories, decode=self._parts.token_pieces)
 
     def _log(self, step: int, metrics: Mapping[str, float]) -> None:
         self._parts.run.log_metrics(step, metrics)

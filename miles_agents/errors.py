@@ -29,12 +29,36 @@ class FailureCause(StrEnum):
     FRAMEWORK = "framework"
 
 
+class ToolErrorKind(StrEnum):
+    """What was wrong with a tool call that was answered by an error."""
+
+    NONE = ""  # nothing
+    BAD_ARGUMENTS = "bad_arguments"  # the tool exists, but not with these arguments
+    UNKNOWN_TOOL = "unknown_tool"
+    MALFORMED_CALL = "malformed_call"  # it could not be read as a call
+    TIMEOUT = "timeout"  # the tool's deadline, or the time limit of a program it ran
+    ERROR = "error"  # the tool's own refusal, or a program that failed
+    CRASHED = "crashed"  # the interpreter or the shell died
+    OUTPUT_LIMIT = "output_limit"  # a program was stopped for printing too much
+    NOT_EXECUTED = "not_executed"  # one call too many in its turn, or written after the one that ended the episode
+
+
 class MilesError(Exception):
     """Base of every error this package raises on purpose."""
 
 
 class ToolError(MilesError):
-    """A bad call, bad arguments or a tool's own refusal. Audience: the model, as a tool message."""
+    """A bad call, bad arguments or a tool's own refusal. Audience: the model, as a tool message.
+
+    `kind` is counted in the metrics of the tool.
+    """
+
+    kind: ToolErrorKind = ToolErrorKind.ERROR
+
+    def __init__(self, message: str, *, kind: ToolErrorKind | None = None) -> None:
+        super().__init__(message)
+        if kind is not None:
+            self.kind = kind
 
 
 class EpisodeError(MilesError):
@@ -49,6 +73,15 @@ class EpisodeError(MilesError):
         super().__init__(message)
         if cause is not None:
             self.cause = cause
+
+
+class InfrastructureError(EpisodeError):
+    """What a tool depends on failed (a server is away, a connection broke), through no fault of the call.
+
+    The call is tried again as often as the tool allows (`ToolLimits.retries`); if the fault stays, the episode is lost.
+    """
+
+    cause = FailureCause.TOOL
 
 
 class SandboxError(EpisodeError):

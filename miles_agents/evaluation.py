@@ -12,10 +12,11 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from miles_agents.contracts import Env
-from miles_agents.errors import EpisodeError, FailureRateError, single_error
+from miles_agents.errors import EpisodeError, FailureRateError, ToolErrorKind, single_error
 from miles_agents.rollout.environments import EnvironmentPool
 from miles_agents.rollout.player import EpisodePlayer, EpisodeSpec
 from miles_agents.rollout.seeds import derive_seed
+from miles_agents.runs.tool_figures import ToolTable, facts_of, tool_figures
 from miles_agents.types import EpisodeStatus, Task, Trajectory
 
 
@@ -57,6 +58,7 @@ class Evaluation:
     total: EvaluationRow
     rows: tuple[EvaluationRow, ...]  # by `level`, `kind` … of the tasks' metadata
     failures_by_cause: dict[str, int]
+    tools: ToolTable  # over all episodes, lost ones too
     trajectories: tuple[Trajectory, ...]
 
     def check_lost(self, max_failure_rate: float, *, key: str) -> None:
@@ -78,11 +80,24 @@ class Evaluation:
         )
 
     def as_json(self) -> dict[str, Any]:
-        """Everything but the episodes."""
+        """Everything but the episodes and what the clock says: the same each time the same episodes are played."""
+        tools = {name: {"calls": each.calls, "errors": each.errors} for name, each in self.tools.tools.items()}
         return {
             "total": asdict(self.total),
             "rows": [asdict(row) for row in self.rows],
             "failures_by_cause": self.failures_by_cause,
+            "tools": tools,
+            "unknown_calls": self.tools.unknown_calls,
+        }
+
+    def times_as_json(self) -> dict[str, Any]:
+        """Percentiles of seconds by tool; null for a tool that nothing reached."""
+        return {
+            name: {
+                "latency_s": each.latency and each.latency._asdict(),
+                "wait_s": each.wait and each.wait._asdict(),
+            }
+            for name, each in self.tools.tools.items()
         }
 
 
@@ -193,10 +208,13 @@ def summarize(env: Env | type[Env], trajectories: Sequence[Trajectory], *, row_k
     for trajectory in trajectories:
         if trajectory.cause is not None:
             failures[trajectory.cause.value] += 1
+    declared = () if isinstance(env, type) else [tool.name for tool in env.all_tools()]
+    calls = (facts_of(event) for trajectory in trajectories for event in trajectory.tool_events())
     return Evaluation(
         total=_row("all", env, trajectories),
         rows=tuple(rows),
         failures_by_cause=dict(sorted(failures.items())),
+        tools=tool_figures(calls, declared=declared),
         trajectories=tuple(trajectories),
     )
 
@@ -235,11 +253,12 @@ def _rates(trajectories: Sequence[Trajectory]) -> dict[str, float]:
     events = [trajectory.tool_events() for trajectory in trajectories]
     calls = sum(len(each) for each in events)
     flat = [event for each in events for event in each]
+    malformed = sum(facts_of(event).error is ToolErrorKind.MALFORMED_CALL for event in flat)
     return {
         "tool_call_rate": float(np.mean([bool(each) for each in events])),
         "tool_calls": calls / len(trajectories),
         "tool_error_rate": sum(not event.ok for event in flat) / calls if calls else 0.0,
-        "malformed_call_rate": sum(event.call.error is not None for event in flat) / calls if calls else 0.0,
+        "malformed_call_rate": malformed / calls if calls else 0.0,
         "truncated_rate": float(np.mean([t.status is EpisodeStatus.TRUNCATED for t in trajectories])),
         "turns": float(np.mean([len(trajectory.turns) for trajectory in trajectories])),
         "sampled_tokens": float(np.mean([trajectory.sampled_tokens for trajectory in trajectories])),

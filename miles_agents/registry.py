@@ -196,6 +196,7 @@ weight_syncs = Registry("weight sync", entry_point_group="miles_agents.weight_sy
 environments.add_lazy("python_math-v0", "miles_agents.envs.python_math.env:PythonMath")
 engines.add_lazy("local", "miles_agents.engines.local.engine:LocalEngine")
 engines.add_lazy("scripted", "miles_agents.engines.scripted:ScriptedEngine")
+sandboxes.add_lazy("docker", "miles_agents.tools.sandboxes.docker.sandboxes:DockerSandboxes")
 sandboxes.add_lazy("namespace", "miles_agents.tools.sandboxes.namespace:NamespaceSandboxes")
 sandboxes.add_lazy("scripted", "miles_agents.tools.sandboxes.scripted:ScriptedSandboxes")
 trainers.add_lazy("local", "miles_agents.trainers.local.trainer:LocalTrainer")

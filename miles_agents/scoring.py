@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import json
+import math
 import sys
+import time
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager, nullcontext
 from pathlib import Path
@@ -14,21 +16,26 @@ from rich import box
 from rich.console import Console, Group
 from rich.progress import Progress as Bar
 from rich.table import Table
+from rich.text import Text
 
 from miles_agents import assembly
 from miles_agents.chat import ChatFormat
 from miles_agents.command import EXIT_OK, Invocation
 from miles_agents.configs import schema
-from miles_agents.contracts import Env, RolloutEngine
+from miles_agents.contracts import Env, RolloutEngine, SandboxProvider
 from miles_agents.errors import ConfigError
 from miles_agents.evaluation import Evaluation, EvaluationRow, play_all, row_keys_of, summarize
 from miles_agents.rollout.environments import EnvironmentPool
+from miles_agents.rollout.sandbox_meter import SandboxMeter
 from miles_agents.runs.durable import write_atomic
 from miles_agents.runs.folder import RunFolder
+from miles_agents.runs.tables import printable
+from miles_agents.runs.tool_figures import Percentiles, ToolFigures, ToolTable
 from miles_agents.runs.trajectories import write_trajectories
 from miles_agents.training import OUTPUTS, given_folder, label_of, make_model
 
 RESULTS = "results.json"
+TIMES = "times.json"  # what differs from one evaluation to the next of the same episodes
 _OF_TRAINING_ALONE = {
     "rollout.temperature": "temperature",
     "rollout.top_p": "top_p",
@@ -59,11 +66,15 @@ async def score(invocation: Invocation, env_class: type[Env], *, console: Consol
     model = await make_model(config.model, console)
     assembly.check_tokens(config.rollout, model_context=assembly.model_shape(model).context)
     chat = ChatFormat.from_folder(model)
-    assembly.check_prompts(chat, catalogue, tasks, config.rollout.max_tokens)
-    sandboxes = await assembly.open_sandboxes(config.sandbox) if assembly.needs_sandbox(catalogue) else None
-    async with sandboxes or nullcontext(), _engine(config, model, len(tasks)) as engine:
+    async with catalogue.shared():
+        assembly.check_prompts(chat, catalogue, tasks, config.rollout.max_tokens)
+        sandboxes = await assembly.open_sandboxes(config.sandbox) if assembly.needs_sandbox(catalogue) else None
         pool = assembly.make_environments(config.env, env_class, sandboxes)
-        evaluation = await _play(config, engine, chat, pool.refusing_tools() if config.refuse_tools else pool, console)
+        async with sandboxes or nullcontext(), pool.shared(), _engine(config, model, len(tasks)) as engine:
+            pool = pool.refusing_tools() if config.refuse_tools else pool
+            began = time.perf_counter()
+            evaluation = await _play(config, engine, chat, pool, console)
+            wall_s = time.perf_counter() - began
     with RunFolder.create(
         OUTPUTS,
         run_dir=folder,
@@ -74,11 +85,17 @@ async def score(invocation: Invocation, env_class: type[Env], *, console: Consol
     ) as run:
         results = {"model": str(model), "env": config.env.id, "split": config.split, **evaluation.as_json()}
         write_atomic(run.path / RESULTS, json.dumps(results, indent=2) + "\n")
+        times = {"wall_s": wall_s, "tools": evaluation.times_as_json(), "sandbox": _sandbox_figures(sandboxes)}
+        write_atomic(run.path / TIMES, json.dumps(times, indent=2) + "\n")
         write_trajectories(run.evaluation_file(0), evaluation.trajectories)
         console.print(results_table(evaluation, title=f"{config.env.id}, {config.split} split, {config.model.name}"))
         console.print(f"results: {run.path / RESULTS}", markup=False, highlight=False, soft_wrap=True)
     evaluation.check_lost(config.max_failure_rate, key="max_failure_rate")
     return EXIT_OK
+
+
+def _sandbox_figures(sandboxes: SandboxProvider | None) -> dict[str, float]:
+    return {name.removeprefix("sandbox/"): value for name, value in SandboxMeter(sandboxes).read().items()}
 
 
 def _refuse_training_words(overrides: Sequence[str]) -> None:
@@ -135,7 +152,7 @@ async def _play(
 
 
 def results_table(evaluation: Evaluation, *, title: str) -> Group:
-    """The figures as two tables that fit into 80 columns: all tasks first, then a row per level, kind and so on."""
+    """The figures as tables that fit into 80 columns: all tasks first, then a row per level, kind and so on; tools."""
     ks = [k for k in sorted(evaluation.total.pass_at_k) if k > 1]
     scores = _table(title, ["accuracy", "95 % interval", *(f"pass@{k}" for k in ks)])
     rates = _table("", ["episodes", "tool use", "tool errors", "malformed", "truncated", "lost"])
@@ -143,12 +160,40 @@ def results_table(evaluation: Evaluation, *, title: str) -> Group:
         name = f"{row.name} ({row.tasks})"
         scores.add_row(name, *_score_cells(row, ks))
         rates.add_row(name, *_rate_cells(row))
-    return Group(scores, rates)
+    called = evaluation.tools.unknown_calls or any(each.calls for each in evaluation.tools.tools.values())
+    return Group(scores, rates, *([_tool_table(evaluation.tools)] if called else []))
 
 
-def _table(title: str, columns: list[str]) -> Table:
+def _tool_table(tools: ToolTable) -> Table:
+    columns = ["calls", "p50", "p90", "p99", "wait p50", "p99"]
+    table = _table("Tools: milliseconds of a call, and of the wait before it", columns, first="tool")
+    table.add_column("errors", no_wrap=True)
+    for name, each in tools.tools.items():
+        table.add_row(Text(printable(name)), str(each.calls), *_time_cells(each), _errors(each))
+    if tools.unknown_calls:
+        table.add_row(Text("(unknown)", style="dim"), str(tools.unknown_calls))
+    return table
+
+
+def _time_cells(tool: ToolFigures) -> list[str]:
+    nothing = Percentiles(math.nan, math.nan, math.nan)
+    latency, wait = tool.latency or nothing, tool.wait or nothing
+    return [_milliseconds(value) for value in (*latency, wait.p50, wait.p99)]
+
+
+def _milliseconds(seconds: float) -> str:
+    if math.isnan(seconds):
+        return "–"
+    return f"{seconds * 1000:,.0f}" if seconds >= 0.1 else f"{seconds * 1000:.1f}"
+
+
+def _errors(tool: ToolFigures) -> str:
+    return "\n".join(f"{count} {kind}" for kind, count in tool.errors.items()) or "none"
+
+
+def _table(title: str, columns: list[str], *, first: str = "tasks") -> Table:
     table = Table(title=title or None, title_justify="left", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
-    table.add_column("tasks")
+    table.add_column(first, overflow="fold", min_width=9)
     for column in columns:
         table.add_column(column, justify="right", no_wrap=True)
     return table

@@ -98,7 +98,7 @@ async def train(invocation: Invocation, env_class: type[Env], *, console: Consol
 
 @asynccontextmanager
 async def opened(config: schema.TrainConfig, env_class: type[Env], console: Console) -> AsyncIterator[Opened]:
-    """Check the sums and open model, environment and sandbox; close the sandbox at the end."""
+    """Check the sums and open model, environment and sandbox; what is open is closed at the end."""
     assembly.check_training(config)
     plan = assembly.plan_batch(config)
     if (folder := given_folder(config)) and not config.resume:
@@ -111,18 +111,20 @@ async def opened(config: schema.TrainConfig, env_class: type[Env], console: Cons
     model = await make_model(config.model, console)
     plan.check(model_context=assembly.model_shape(model).context)
     chat = ChatFormat.from_folder(model)
-    assembly.check_prompts(chat, tasks, [*train_tasks, *held_out, *final], config.rollout.max_tokens)
-    sandboxes = await assembly.open_sandboxes(config.sandbox) if assembly.needs_sandbox(tasks) else None
-    async with sandboxes or nullcontext():
-        yield Opened(
-            model=model,
-            chat=chat,
-            environments=assembly.make_environments(config.env, env_class, sandboxes),
-            sandboxes=sandboxes,
-            train_tasks=train_tasks,
-            held_out=held_out,
-            final=final,
-        )
+    async with tasks.shared():
+        assembly.check_prompts(chat, tasks, [*train_tasks, *held_out, *final], config.rollout.max_tokens)
+        sandboxes = await assembly.open_sandboxes(config.sandbox) if assembly.needs_sandbox(tasks) else None
+        environments = assembly.make_environments(config.env, env_class, sandboxes)
+        async with sandboxes or nullcontext(), environments.shared():
+            yield Opened(
+                model=model,
+                chat=chat,
+                environments=environments,
+                sandboxes=sandboxes,
+                train_tasks=train_tasks,
+                held_out=held_out,
+                final=final,
+            )
 
 
 @asynccontextmanager
@@ -408,6 +410,7 @@ class _Run:
             checkpoints=self._store,
             held_out=opened.held_out,
             token_pieces=self._pieces,
+            sandboxes=opened.sandboxes,
         )
 
     def _pieces(self, ids: Sequence[int]) -> list[str]:

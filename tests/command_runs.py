@@ -28,7 +28,7 @@ SMALL = (
     "eval.final_tasks=4",
     "cluster.threads=1",
 )
-MAY_DIFFER = ("time/", "throughput/")  # prefixes of the metrics that depend on the clock
+MAY_DIFFER = ("time/", "throughput/", "sandbox/")  # prefixes of the metrics that tell of the machine
 
 # Its environment asks for no sandbox, and rewards differ between siblings whatever a model says.
 PLAIN_ENV = """
@@ -68,7 +68,7 @@ def command(name: str, *words: str) -> Done:
 
 
 def metric_rows(run: Path) -> dict[int, dict[str, Any]]:
-    """The metrics of each step that do not depend on the clock."""
+    """The metrics of each step that do not depend on the machine."""
     rows: dict[int, dict[str, Any]] = {}
     for line in (run / "metrics.jsonl").read_text().splitlines():
         row = json.loads(line)

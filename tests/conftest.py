@@ -1,7 +1,9 @@
-"""Model folders that several test files use; made when the first test asks for one."""
+"""Model folders and a Docker daemon that several test files use; made when the first test asks for one."""
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -34,8 +36,25 @@ def tiny_model(starter: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.fixture(scope="session")
+def docker_host() -> Iterator[str]:
+    """The address of a Docker daemon that has the sandbox image; the test is skipped where there is none."""
+    from docker_daemon import NoDockerError, docker_daemon
+
+    with contextlib.ExitStack() as stack:
+        try:
+            host = stack.enter_context(docker_daemon())
+        except NoDockerError as error:
+            pytest.skip(str(error))
+        yield host
+
+
+_SLOW_FIXTURES = {"starter": 400, "docker_host": 600}  # seconds; making the model, making the image
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Whichever test is the first to ask for the starter model has to make it."""
+    """Whichever test is the first to ask for something has to make it."""
     for item in items:
-        if "starter" in getattr(item, "fixturenames", ()) and item.get_closest_marker("timeout") is None:
-            item.add_marker(pytest.mark.timeout(400))
+        limits = [_SLOW_FIXTURES[name] for name in getattr(item, "fixturenames", ()) if name in _SLOW_FIXTURES]
+        if limits and item.get_closest_marker("timeout") is None:
+            item.add_marker(pytest.mark.timeout(max(limits)))

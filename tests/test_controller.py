@@ -5,24 +5,41 @@ from __future__ import annotations
 import asyncio
 import errno
 import json
+import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from scripted_runs import Adding, Scripted, ScriptedReply, pool_of
+from scripted_runs import Adding, Scripted, ScriptedReply, call_text, turn_of
 
 from miles_agents.algorithms.grpo import GRPO
-from miles_agents.contracts import Algorithm, Env, RolloutEngine, StepResult, Trainer, WeightSync
+from miles_agents.contracts import (
+    Algorithm,
+    Env,
+    EnvResources,
+    ExecResult,
+    ExecStatus,
+    RolloutEngine,
+    SandboxProvider,
+    StepResult,
+    Trainer,
+    WeightSync,
+)
 from miles_agents.controller import LoopSettings, Parts, StoppedEarlyError, TrainingLoop
 from miles_agents.engines.scripted import ScriptedEngine
 from miles_agents.errors import CheckpointError, FailureRateError
 from miles_agents.rollout.buffer import BoundedStalenessBuffer
+from miles_agents.rollout.environments import EnvironmentPool
 from miles_agents.rollout.source import TaskSource
 from miles_agents.runs.folder import RunFolder
-from miles_agents.types import Batch, Episode, GenerateRequest, Reply
+from miles_agents.runs.trajectories import read_trajectories
+from miles_agents.tools import PythonTool
+from miles_agents.tools.sandboxes import ScriptedSandboxes
+from miles_agents.types import Batch, Episode, GenerateRequest, Reply, TrajectoryGroup, collate
 
 GROUPS, SIZE = 2, 4
 
@@ -33,6 +50,7 @@ class CountingTrainer(Trainer):
     def __init__(self, algorithm: Algorithm) -> None:
         self.algorithm = algorithm
         self.updates = 0
+        self.begun = 0
         self.trained: list[list[int]] = []
         self.full = False
         self.slow_s = 0.0
@@ -44,6 +62,7 @@ class CountingTrainer(Trainer):
         pass
 
     async def step(self, minibatch: Batch) -> dict[str, float]:
+        self.begun += 1
         await asyncio.sleep(self.slow_s)
         self.updates += 1
         self.trained.append(sorted(set(minibatch.versions[minibatch.mask == 1].tolist())))
@@ -100,16 +119,22 @@ class World:
         max_failure_rate: float = 1.0,
         checkpoint_every: int = 0,
         evaluate_every: int = 0,
+        sandboxes: SandboxProvider | None = None,
+        algorithm: Algorithm | None = None,
+        token_pieces: Callable[[Sequence[int]], list[str]] = lambda ids: [str(each) for each in ids],
     ) -> None:
         scripted = Scripted(script, deadline_s=deadline_s)
-        pool = pool_of(env)
+        pool = EnvironmentPool(env, EnvResources(sandboxes=sandboxes))
         workers = scripted.workers(
             pool, group_size=SIZE, concurrency=GROUPS * SIZE, max_failure_rate=max_failure_rate, seed=0
         )
-        self.trainer = CountingTrainer(GRPO())
+        self.trainer = CountingTrainer(algorithm or GRPO())
         self.sync = VersionSync(scripted.engine)
         self.buffer = BoundedStalenessBuffer(
-            TaskSource(Adding().tasks("train"), seed=0), groups_per_step=GROUPS, max_staleness=max_staleness
+            TaskSource(Adding().tasks("train"), seed=0),
+            groups_per_step=GROUPS,
+            max_staleness=max_staleness,
+            steps=steps,
         )
         self.ledger = scripted.ledger
         self.engine = scripted.engine
@@ -127,7 +152,8 @@ class World:
             run=run,
             checkpoints=run.checkpoints(keep_last=2),
             held_out=Adding().tasks("validation")[:2],
-            token_pieces=lambda ids: [str(each) for each in ids],
+            token_pieces=token_pieces,
+            sandboxes=sandboxes,
         )
         settings = LoopSettings(
             steps=steps,
@@ -202,6 +228,95 @@ async def test_a_slow_group_makes_the_others_wait_and_not_go_stale(run: RunFolde
     files = [run.trajectories_file(step) for step in range(1, 7)]
     draws = [[json.loads(line)["draw"] for line in file.read_text().splitlines()] for file in files]
     assert draws == [[2 * step] * SIZE + [2 * step + 1] * SIZE for step in range(6)]  # in draw order, none left out
+
+
+# ---------------------------------------------------------------------- what the event loop is spared
+
+
+async def test_the_event_loop_goes_on_while_a_step_is_weighed_and_its_episodes_are_written(run: RunFolder) -> None:
+    class Heavy(GRPO):
+        def advantages(self, batch: Batch) -> dict[str, float]:
+            time.sleep(0.5)
+            return super().advantages(batch)
+
+    def slowly(ids: Sequence[int]) -> list[str]:
+        time.sleep(0.5 / (GROUPS * SIZE))
+        return [str(each) for each in ids]
+
+    async def tick() -> None:
+        while True:
+            await asyncio.sleep(0.01)
+            ticks.append(time.monotonic())
+
+    world = World(run, _mixed, steps=1, algorithm=Heavy(), token_pieces=slowly)
+    ticks = [time.monotonic()]
+    ticking = asyncio.create_task(tick())
+    await world.train()
+    ticking.cancel()
+    assert ticks[-1] - ticks[0] > 0.9  # the slow parts were there
+    assert max(after - before for before, after in pairwise(ticks)) < 0.4
+    assert len(read_trajectories(run.trajectories_file(1))) == GROUPS * SIZE
+
+
+async def test_collating_runs_beside_the_event_loop(run: RunFolder, monkeypatch: pytest.MonkeyPatch) -> None:
+    threads: list[threading.Thread] = []
+
+    def collate_here(groups: Sequence[TrajectoryGroup]) -> Batch:
+        threads.append(threading.current_thread())
+        return collate(groups)
+
+    monkeypatch.setattr("miles_agents.controller.collate", collate_here)
+    await World(run, _mixed, steps=2).train()
+    assert len(threads) == 2
+    assert threading.main_thread() not in threads
+
+
+async def test_a_run_that_is_stopped_while_finished_groups_wait_for_it_begins_no_other_step(run: RunFolder) -> None:
+    world = World(run, _mixed, steps=50, max_staleness=3)
+    world.trainer.slow_s = 0.02  # sampling is much faster: there is always something to train on
+    world.loop.observers = [lambda step, metrics: world.loop.stop.set() if step == 4 else None]
+    with pytest.raises(StoppedEarlyError, match="stopped after step 4"):
+        await world.train()
+    await world.loop.checkpoint()
+    assert world.trainer.begun == 4
+    assert world.ledger.episodes == 4 * GROUPS * SIZE
+
+
+# ---------------------------------------------------------------------- tools and sandboxes
+
+
+class Boxed(SaysOne):
+    """Has a tool that runs in a sandbox."""
+
+    tools = (PythonTool(),)
+
+
+def _boxed(request: GenerateRequest) -> str:
+    return call_text("python", code="1") if turn_of(request) == 0 else _mixed(request)
+
+
+async def test_a_row_has_the_calls_of_its_episodes_and_the_sandboxes_started_since_the_row_before(
+    run: RunFolder,
+) -> None:
+    boxes = ScriptedSandboxes.printing("1")
+    world = World(run, _boxed, env=Boxed, steps=3, evaluate_every=3, sandboxes=boxes)
+    await world.train()
+    rows = world.rows()
+    for step in (1, 2, 3):
+        assert rows[step]["tool/python/calls"] == GROUPS * SIZE
+        assert rows[step]["tool/add/calls"] == rows[step]["tool/unknown_calls"] == 0.0
+        assert rows[step]["time/tool/python/latency_p50_s"] >= 0.0
+    # Step 1 also has the evaluation before it, of two tasks; each episode's sandbox is counted in one row.
+    total = sum(rows[step]["sandbox/starts"] for step in (1, 2, 3))
+    assert total == boxes.counters.starts == 3 * GROUPS * SIZE + 2 * 2
+
+
+async def test_sandboxes_that_fail_to_start_are_counted_while_episodes_are_played_again(run: RunFolder) -> None:
+    boxes = ScriptedSandboxes(lambda code: ExecResult(status=ExecStatus.OK), fail_opens=[0])
+    await World(run, _boxed, env=Boxed, steps=1, sandboxes=boxes).train()
+    [row] = [row.metrics for row in run.read_metrics()]
+    assert row["sandbox/failed_starts"] == 1.0
+    assert row["rollout/failed_episodes"] == 1.0
 
 
 # ---------------------------------------------------------------------- steps with nothing to train on
@@ -375,9 +490,8 @@ async def test_a_stop_while_training_finishes_the_step_under_way(run: RunFolder)
     world.trainer.slow_s = 0.05
     await world.loop.prepare()
     training = asyncio.create_task(world.loop.run())
-    while world.trainer.updates < 2:
+    while world.trainer.begun < 3:
         await asyncio.sleep(0.005)
-    await asyncio.sleep(0.01)  # in the third update
     world.loop.stop.set()
     with pytest.raises(StoppedEarlyError, match="stopped after step 3"):
         await training

@@ -44,6 +44,12 @@ class TestPythonMath:
         second = command("evaluate", *words, "run_dir=again", "rollout.concurrency=3", "engine.slots=5")
         assert second.code == 0, second.err
         assert (one / "results.json").read_bytes() == (folder / "again" / "results.json").read_bytes()
+        # What the clock says is beside the results, over the same calls.
+        for each in (one, folder / "again"):
+            times = json.loads((each / "times.json").read_text())
+            assert set(times["tools"]) == set(_results(each)["tools"]) == {"python"}
+            assert 0 < times["tools"]["python"]["latency_s"]["p50"] < times["wall_s"]
+            assert times["sandbox"]["starts"] >= 1
         played = [read_trajectories(each / "trajectories" / "eval_step_000000.jsonl") for each in (one, Path("again"))]
         texts = [[turn.text for trajectory in each for turn in trajectory.turns] for each in played]
         assert texts[0] == texts[1]

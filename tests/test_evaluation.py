@@ -2,19 +2,29 @@
 
 from __future__ import annotations
 
+import io
+import json
 from fractions import Fraction
 from itertools import combinations
 
+import numpy as np
 import pytest
+from rich.console import Console
+from scripted_runs import Adding, Scripted, call_text, pool_of, turn_of
 
+import miles_agents as ma
 from miles_agents.contracts import Env, ToolEnv
-from miles_agents.errors import EpisodeError, FailureCause
+from miles_agents.errors import EpisodeError, FailureCause, ToolErrorKind
 from miles_agents.evaluation import accuracy_interval, pass_at_k, row_keys_of, summarize, wilson_interval
-from miles_agents.types import EpisodeStatus, Message, Task, Trajectory
+from miles_agents.rollout.player import EpisodeSpec
+from miles_agents.scoring import results_table
+from miles_agents.types import EpisodeStatus, Message, StopReason, Task, ToolCall, ToolEvent, Trajectory, Turn
 
 
-def _episode(task: str, sample: int, reward: float | None, **metadata: object) -> Trajectory:
-    common = {"id": f"{task}/{sample}", "task_id": task, "group_id": task, "turns": (), "metadata": metadata}
+def _episode(
+    task: str, sample: int, reward: float | None, *, turns: tuple[Turn, ...] = (), **metadata: object
+) -> Trajectory:
+    common = {"id": f"{task}/{sample}", "task_id": task, "group_id": task, "turns": turns, "metadata": metadata}
     if reward is None:
         return Trajectory(**common, status=EpisodeStatus.FAILED, cause=FailureCause.ENGINE)
     return Trajectory(**common, status=EpisodeStatus.COMPLETED, reward=reward)
@@ -115,3 +125,97 @@ def test_the_reward_range_of_the_instance_decides_what_a_solved_task_is() -> Non
             return 0.0
 
     assert summarize(Wide(), [_episode("a", 0, 1.0), _episode("b", 0, 2.0)]).total.accuracy == 0.5
+
+
+def _turn(*calls: tuple[str, str, float]) -> Turn:
+    nothing = np.zeros(0, np.int32)
+    events = tuple(
+        ToolEvent(
+            call=ToolCall(id="c", name=name, arguments={}, raw=""),
+            result="",
+            ok=not kind,
+            error_kind=ToolErrorKind(kind),
+            duration_s=took,
+            wait_s=took / 2,
+        )
+        for name, kind, took in calls
+    )
+    return Turn(
+        prompt_ids=nothing,
+        completion_ids=nothing,
+        logprobs=np.zeros(0, np.float32),
+        stop_reason=StopReason.STOP,
+        versions=(),
+        tool_events=events,
+    )
+
+
+def test_tools_are_counted_in_the_results_and_timed_beside_them() -> None:
+    def played(took: float) -> list[Trajectory]:
+        turns = (
+            _turn(("python", "", took), ("python", "error", 3 * took)),
+            _turn(("python", "error", took), ("pyhton", "unknown_tool", 0.0)),
+        )
+        return [_episode("a", 0, 1.0, turns=turns), _episode("a", 1, None, turns=turns[:1])]
+
+    quick, slow = summarize(Env, played(1.0)), summarize(Env, played(2.0))
+    assert quick.as_json()["tools"] == {"python": {"calls": 5, "errors": {"error": 3}}}
+    assert quick.as_json()["unknown_calls"] == 1
+    assert json.dumps(quick.as_json()) == json.dumps(slow.as_json())
+    # sorted: 1, 1, 1, 3, 3; the 90th percentile lies between two threes
+    assert quick.times_as_json()["python"]["latency_s"] == {"p50": 1.0, "p90": 3.0, "p99": 3.0}
+    assert slow.times_as_json()["python"]["wait_s"] == {"p50": 1.0, "p90": 3.0, "p99": 3.0}
+
+
+def test_tools_that_nothing_called_are_listed_without_times() -> None:
+    class Calling(ToolEnv):
+        @ma.tool
+        def look(self) -> str:
+            """Look."""
+            return ""
+
+        def tasks(self, split: str) -> list[Task]:
+            return []
+
+        def reward(self, episode: object) -> float:
+            return 0.0
+
+    evaluation = summarize(Calling(), [_episode("a", 0, 1.0)])
+    assert evaluation.as_json()["tools"] == {"look": {"calls": 0, "errors": {}}}
+    assert evaluation.times_as_json() == {"look": {"latency_s": None, "wait_s": None}}
+
+
+def test_the_table_of_tools_names_kinds_and_times_in_80_columns_and_takes_no_name_for_markup() -> None:
+    calls = [("python", kind, 0.0123) for kind in ("", "", "timeout", "error", "error", "crashed", "output_limit")]
+    turns = (_turn(*calls, ("[red]sneaky[/red]\x1b[2J", "", 2.5), ("made up", "unknown_tool", 0.0)),)
+    evaluation = summarize(Env, [_episode("a", 0, 1.0, turns=turns)])
+    console = Console(file=io.StringIO(), width=80)
+    console.print(results_table(evaluation, title="t"))
+    shown = console.file.getvalue()  # type: ignore[attr-defined]
+    assert max(len(line) for line in shown.splitlines()) <= 80
+    words = " ".join(shown.split())
+    for part in (
+        "python 7 12.3 12.3 12.3 6.2 6.2",
+        "1 timeout",
+        "2 error",
+        "1 output_limit",
+        "2,500",
+        "(unknown) 1",
+    ):
+        assert part in words
+    assert "[red]" in shown
+    assert "\x1b" not in shown
+    plain = Console(file=io.StringIO(), width=80)
+    plain.print(results_table(summarize(Env, [_episode("a", 0, 1.0)]), title="t"))
+    assert "p50" not in plain.file.getvalue()  # type: ignore[attr-defined]
+
+
+async def test_a_refused_call_is_not_executed_and_not_one_that_could_not_be_read() -> None:
+    refusing = pool_of(Adding).refusing_tools()
+    texts = [call_text(a=1, b=1) + "<tool_call>\n{]</tool_call>", "2"]
+    async with refusing.lend() as env:
+        spec = EpisodeSpec(task=Adding().tasks("train")[1], group_id="d0")
+        trajectory = await Scripted(lambda request: texts[turn_of(request)]).player.play(env, spec)
+    evaluation = summarize(refusing.catalogue, [trajectory])
+    assert evaluation.as_json()["tools"] == {"add": {"calls": 1, "errors": {"not_executed": 1}}}
+    assert (evaluation.total.tool_error_rate, evaluation.total.malformed_call_rate) == (1.0, 0.5)

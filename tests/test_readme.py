@@ -143,7 +143,7 @@ def test_the_splits_of_the_example_are_disjoint(weekdays: type) -> None:
 
 def test_every_metric_is_in_the_table_of_the_run_folder() -> None:
     documented = set(re.findall(r"`([a-z]+/\w+)`", (ROOT / "docs/run-folder.md").read_text(encoding="utf-8")))
-    prefixes = r"(?:reward|rollout|train|eval|buffer|sync|time|throughput)"
+    prefixes = r"(?:reward|rollout|tool|train|eval|buffer|sync|time|throughput|sandbox)"
     written: set[str] = set()
     for path in (ROOT / "miles_agents").rglob("*.py"):
         if path.name not in ("plot.py", "progress.py", "html_report.py"):  # these read metrics

@@ -5,13 +5,14 @@ import re
 import shutil
 import subprocess
 import sys
+from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from miles_agents.errors import DataError, FailureCause, RunFolderError
+from miles_agents.errors import DataError, FailureCause, RunFolderError, ToolErrorKind
 from miles_agents.report import main
 from miles_agents.runs import RunFolder, write_trajectories
 from miles_agents.runs.html_report import ReportLimits, report_data, write_report
@@ -150,6 +151,71 @@ def test_the_data_hold_verdict_curves_table_and_episodes(run: RunFolder) -> None
         ("held-out", 2, "completed", None),
         ("held-out no_tool", 2, "completed", None),
     ]
+
+
+def called(*events: ToolEvent) -> Trajectory:
+    played = episode("c", hostile="x")
+    return replace(played, turns=(replace(played.turns[0], tool_events=events),))
+
+
+def tool_event(name: str, kind: ToolErrorKind = ToolErrorKind.NONE, *, took: float, waited: float = 0.0) -> ToolEvent:
+    call = ToolCall(id="c", name=name, arguments={}, raw="")
+    return ToolEvent(call=call, result="", ok=not kind, error_kind=kind, duration_s=took, wait_s=waited)
+
+
+def test_the_tools_of_training_and_of_the_first_and_last_evaluation_have_a_row_each(run: RunFolder) -> None:
+    first = [tool_event("python", took=1.0, waited=0.5), tool_event("python", ToolErrorKind.TIMEOUT, took=3.0)]
+    write_trajectories(run.evaluation_file(0), [called(*first)])
+    write_trajectories(run.evaluation_file(1), [called(tool_event("between", took=9.0))])
+    for step in (1, 2):
+        events = [tool_event("python", took=float(step)), tool_event("guess", ToolErrorKind.UNKNOWN_TOOL, took=0.0)]
+        write_trajectories(run.trajectories_file(step), [called(*events)])
+    write_trajectories(run.evaluation_file(2), [called(tool_event("shell", ToolErrorKind.NOT_EXECUTED, took=0.0))])
+    write_trajectories(run.evaluation_file(2, "no_tool"), [called(tool_event("python", took=9.0))])
+    rows = {
+        (row["tool"], row["episodes"]): row for row in report_data(run, decode=None, limits=ReportLimits())["tools"]
+    }
+    # At step 2 nothing shows that `shell` is a tool.
+    assert list(rows) == [
+        ("python", "held-out, step 0"),
+        ("python", "training"),
+        (None, "training"),
+        (None, "held-out, step 2"),
+    ]
+    before, training = rows["python", "held-out, step 0"], rows["python", "training"]
+    assert (before["calls"], before["errors"]) == (2, {"timeout": 1})
+    assert before["latency"] == pytest.approx([2.0, 2.8, 2.98])
+    assert before["wait"] == pytest.approx([0.25, 0.45, 0.495])
+    assert (training["calls"], training["latency"][0]) == (2, 1.5)
+    assert rows[None, "training"]["calls"] == 2
+
+
+def test_times_that_are_no_numbers_and_hostile_names_are_shown_as_such(run: RunFolder) -> None:
+    write_trajectories(run.evaluation_file(0), [called(tool_event("</script>" * 1000, took=float("nan")))])
+    page = Page(write_report(run).read_text(encoding="utf-8"))
+    rows = json.loads(page.scripts[0])["tools"]
+    [row] = [row for row in rows if row["latency"] == ["nan"] * 3]
+    assert len(row["tool"]) <= 81
+
+
+def test_the_sandboxes_of_all_steps_are_summed_up_and_a_run_without_any_says_nothing(run: RunFolder) -> None:
+    assert report_data(run, decode=None, limits=ReportLimits())["sandbox"] == {}
+    run.log_metrics(3, {"sandbox/starts": 3.0, "sandbox/start_mean_s": 0.5, "sandbox/pool_wait_s": 0.25})
+    run.log_metrics(4, {"sandbox/starts": 1.0, "sandbox/start_mean_s": 0.1, "sandbox/pool_wait_s": 0.5})
+    run.log_metrics(5, {"sandbox/starts": 0.0, "sandbox/pool_wait_s": 0.0, "sandbox/respawns": 2.0})
+    summed = report_data(run, decode=None, limits=ReportLimits())["sandbox"]
+    assert summed == pytest.approx({"starts": 4.0, "start_mean_s": 0.4, "pool_wait_s": 0.75, "respawns": 2.0})
+
+
+def test_a_file_of_an_earlier_version_without_kinds_and_waits_has_its_tools(run: RunFolder) -> None:
+    write_trajectories(run.evaluation_file(0), [called(tool_event("python", ToolErrorKind.ERROR, took=1.0))])
+    record = json.loads(run.evaluation_file(0).read_text())
+    for event in record["turns"][0]["tool_events"]:
+        del event["error_kind"], event["wait_s"]
+    run.evaluation_file(0).write_text(json.dumps(record) + "\n")
+    rows = report_data(run, decode=None, limits=ReportLimits())["tools"]
+    [row] = [row for row in rows if row["tool"] == "python"]
+    assert (row["errors"], row["wait"]) == ({"error": 1}, [0.0, 0.0, 0.0])
 
 
 def test_each_token_has_its_mask_logprob_and_version(run: RunFolder) -> None:

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from miles_agents.errors import DataError, FailureCause
+from miles_agents.errors import DataError, FailureCause, ToolErrorKind
 from miles_agents.runs import (
     group_from_json,
     group_to_json,
@@ -84,7 +84,7 @@ def rich_trajectory() -> Trajectory:
         reward=0.1 + 0.2,
         tool_events=(
             ToolEvent(call=good, result=HOSTILE, ok=True, duration_s=0.25, info={"status": "ok"}),
-            ToolEvent(call=bad, result="error", ok=False),
+            ToolEvent(call=bad, result="error", ok=False, error_kind=ToolErrorKind.MALFORMED_CALL, wait_s=0.125),
         ),
         timings={"generate": 1.5},
         info={"calls_in_reasoning": 2.0},

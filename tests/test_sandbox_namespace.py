@@ -1,30 +1,30 @@
 """The namespace launcher, for real: the contract, the bug reports, leaks, and what host and session do to another."""
 
 import asyncio
-import contextlib
-import json
 import os
-import random
 import signal
 import subprocess
 import sys
 import threading
-import time
 from pathlib import Path
 
 import pytest
+from host_processes import descendants, groups_of, living, process_table, until
+from sandbox_cases import (
+    ENDLESS,
+    code_over_its_limit_changes_nothing_later,
+    endless_code_ends_at_the_limit,
+    nothing_leaks_through_reset_or_between_sessions,
+    time_out_with_strays,
+)
 
-import miles_agents
 from miles_agents.checks.sandbox import CHECKS
 from miles_agents.contracts import ExecStatus, SandboxLimits
 from miles_agents.errors import ConfigError, SandboxError
 from miles_agents.tools.sandboxes import NamespaceSandboxes, probe, refusal
-from miles_agents.tools.sandboxes.runner.cgroups import parent_folders
 
 FOUND = probe()
 pytestmark = [pytest.mark.sandbox, pytest.mark.skipif(not FOUND.works, reason=refusal(FOUND))]
-
-REPOSITORY = Path(miles_agents.__file__).parents[1]
 
 
 @pytest.fixture
@@ -33,51 +33,12 @@ async def provider():
         yield running
 
 
-def process_table() -> dict[int, tuple[int, str]]:
-    """Parent and state of every process of the host, by process id."""
-    table = {}
-    for folder in Path("/proc").iterdir():
-        with contextlib.suppress(OSError):
-            if folder.name.isdigit():
-                fields = (folder / "stat").read_text().rpartition(")")[2].split()
-                table[int(folder.name)] = (int(fields[1]), fields[0])
-    return table
-
-
-def descendants(root: int) -> dict[int, str]:
-    """States of all processes below `root`, by process id."""
-    table, found, waiting = process_table(), {}, [root]
-    while waiting:
-        parent = waiting.pop()
-        children = [pid for pid, (its_parent, _) in table.items() if its_parent == parent]
-        found.update({pid: table[pid][1] for pid in children})
-        waiting += children
-    return found
-
-
-def living() -> set[int]:
-    return {pid for pid, (_, state) in process_table().items() if state != "Z"}
-
-
 def open_descriptors() -> int:
     return len(list(Path("/proc/self/fd").iterdir()))
 
 
-def groups_of(host: int) -> list[Path]:
-    return [group for folder in parent_folders().values() for group in folder.glob(f"miles-agents-{host}-*")]
-
-
 def own_groups() -> list[Path]:
     return groups_of(os.getpid())
-
-
-async def until(condition, *, within_s: float = 10.0) -> bool:
-    deadline = time.monotonic() + within_s
-    while not condition():
-        if time.monotonic() > deadline:
-            return False
-        await asyncio.sleep(0.02)
-    return True
 
 
 @pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.__name__)
@@ -85,170 +46,33 @@ async def test_namespace_sandbox_keeps_the_contract(provider, check):
     await check(provider)
 
 
-AS_USER = """
-import asyncio, json, os
-from miles_agents.checks.sandbox import check_sandbox
-from miles_agents.contracts import SandboxLimits
-from miles_agents.tools.sandboxes import NamespaceSandboxes
+async def test_E01_fifty_timeouts_leave_no_process_zombie_or_descriptor(provider):  # case E01
+    zygote, seen = provider.process_id, []
 
-async def main():
-    async with NamespaceSandboxes(preload=(), limits=SandboxLimits(memory_mb=128)) as provider:
-        findings = await check_sandbox(provider)
-        async with await provider.open() as sandbox:
-            hog = "import os, time\\nfor _ in range(4):\\n    if os.fork() == 0:\\n        data = b'x' * (90 << 20)\\n"
-            result = await sandbox.exec(hog + "        time.sleep(60)\\ntime.sleep(60)", timeout_s=30)
-            peek = "seen = []\\nfor name in ('mem', 'environ', 'maps'):\\n"
-            peek += "    try: seen.append(open('/proc/1/' + name))\\n"
-            peeked = await sandbox.exec(peek + "    except OSError: pass\\nprint(seen)", timeout_s=30)
-        print(json.dumps([os.getuid(), findings, result.status, result.stderr, peeked.stdout]))
+    async def note(sandboxes) -> None:
+        if seen:
+            assert await until(lambda: len(descendants(zygote)) == len(seen[0][0])), descendants(zygote)
+        seen.append((descendants(zygote), open_descriptors()))
 
-asyncio.run(main())
-"""
-
-
-def interpreter_for_everyone() -> str | None:
-    """An interpreter of this version that an ordinary user can run with this process's packages."""
-    version = f"{sys.version_info.major}.{sys.version_info.minor}"
-    check = f"import sys, numpy, pydantic; assert sys.version.startswith('{version}.')"
-    for candidate in (sys.executable, f"/usr/bin/python{version}", f"/usr/local/bin/python{version}"):
-        with contextlib.suppress(OSError):
-            if run_as_user(candidate, check).returncode == 0:
-                return candidate
-    return None
-
-
-def run_as_user(interpreter: str, code: str) -> subprocess.CompletedProcess[str]:
-    paths = [str(REPOSITORY), *(path for path in sys.path if path.endswith("site-packages"))]
-    environment = {"PYTHONPATH": ":".join(paths), "PYTHONDONTWRITEBYTECODE": "1", "OMP_NUM_THREADS": "1"}
-    return subprocess.run(
-        [interpreter, "-c", code],
-        user=65534,
-        group=65534,
-        extra_groups=[],
-        cwd="/",
-        env=environment,
-        capture_output=True,
-        text=True,
-        timeout=100,
-    )
-
-
-@pytest.mark.skipif(os.getuid() != 0, reason="run as an ordinary user, every test here is that test")
-def test_an_ordinary_user_gets_the_same_contract_through_user_namespaces():
-    interpreter = interpreter_for_everyone()
-    if interpreter is None:
-        pytest.skip("no interpreter of this version with these packages that an ordinary user can run")
-    ran = run_as_user(interpreter, AS_USER)
-    assert ran.returncode == 0, ran.stderr
-    uid, findings, status, stderr, peeked = json.loads(ran.stdout)
-    assert uid == 65534
-    assert findings == []
-    assert peeked == "[]\n"  # nothing of the supervisor, though it is the same user
-    # four processes of 90 MB each pass their own limit of 128 MB, but not the session's
-    assert status == "crashed"
-    assert "more memory than allowed" in stderr
-
-
-# case E01
-STRAYS = {
-    "background": "import subprocess, sys\nsubprocess.Popen([sys.executable, '-c', 'import time; time.sleep(300)'])\n",
-    "setsid": "import os, time\nif os.fork() == 0:\n    os.setsid()\n    time.sleep(300)\n",
-    "double fork": "import os, time\nif os.fork() == 0:\n    if os.fork() == 0: time.sleep(300)\n    os._exit(0)\n",
-    "endless loop": "",
-}
-
-
-async def test_E01_fifty_timeouts_leave_no_process_zombie_or_descriptor(provider):
-    zygote = provider.process_id
-    sandboxes = {name: await provider.open() for name in STRAYS}
-    await asyncio.gather(*(sandbox.exec("1", timeout_s=30) for sandbox in sandboxes.values()))
-    processes, descriptors = descendants(zygote), open_descriptors()
-
-    async def time_out(name: str) -> None:
-        started = time.monotonic()
-        result = await sandboxes[name].exec(STRAYS[name] + "while True: pass", timeout_s=0.1)
-        assert result.status is ExecStatus.TIMEOUT
-        assert time.monotonic() - started < 10  # limit + 2 s, and a busy machine
-
-    for _ in range(13):  # 52 in all
-        await asyncio.gather(*(time_out(name) for name in STRAYS))
-    assert await until(lambda: len(descendants(zygote)) == len(processes)), descendants(zygote)
-    assert sorted(descendants(zygote).values()).count("Z") == sorted(processes.values()).count("Z")
-    assert open_descriptors() == descriptors
-    for sandbox in sandboxes.values():
-        await sandbox.close()
+    await time_out_with_strays(provider, rounds=13, settled=note)  # 52 in all
+    (before, descriptors_before), (after, descriptors_after) = seen
+    assert sorted(after.values()).count("Z") == sorted(before.values()).count("Z")
+    assert descriptors_after == descriptors_before
     # the launcher and the zygote are left
     assert await until(lambda: len(descendants(zygote)) == 1), descendants(zygote)
 
 
 async def test_E02_code_over_its_limit_ends_and_changes_nothing_later(provider):  # case E02
-    async with await provider.open() as sandbox:
-        started = time.monotonic()
-        result = await sandbox.exec("import time\ntime.sleep(4)\nx = 1", timeout_s=0.5)
-        assert result.status is ExecStatus.TIMEOUT
-        assert time.monotonic() - started < 3.5
-        await asyncio.sleep(max(0.0, started + 4.5 - time.monotonic()))
-        result = await sandbox.exec("x", timeout_s=30)
-        assert "NameError" in result.stderr
+    await code_over_its_limit_changes_nothing_later(provider)
 
 
-@pytest.mark.parametrize(
-    "code",
-    [
-        "while True: pass",
-        "while True:\n    try: pass\n    except: pass",
-        "import signal\nsignal.signal(signal.SIGINT, signal.SIG_IGN)\nwhile True: pass",
-        "import ctypes\nctypes.CDLL(None).sleep(100)\nwhile True: pass",
-        "import threading\nlock = threading.Lock()\nlock.acquire()\nlock.acquire()",
-        "import os, signal\nos.kill(os.getpid(), signal.SIGSTOP)",
-    ],
-)
+@pytest.mark.parametrize("code", ENDLESS)
 async def test_E02_endless_code_ends_at_the_limit(provider, code):  # case E02
-    async with await provider.open() as sandbox:
-        started = time.monotonic()
-        result = await sandbox.exec(code, timeout_s=0.3)
-        assert result.status is ExecStatus.TIMEOUT
-        assert time.monotonic() - started < 10
-        assert (await sandbox.exec("2 + 2", timeout_s=30)).stdout == "4\n"
-
-
-FINGERPRINT = """
-import gc, math, os, random, signal, socket, sys, threading
-print(sorted(globals()), math.pi, os.getcwd(), os.listdir('.'), sorted(os.environ.items()), os.listdir('/dev/shm'))
-print(threading.active_count(), [p for p in os.listdir('/proc') if p.isdigit()], sys.path, len(sys.modules))
-print(random.random(), hash('a'), socket.gethostname(), signal.getsignal(signal.SIGTERM), os.umask(0o22))
-"""
-LEAKS = {
-    "function": "def foo(): return 41",
-    "file": "_ = open('a.txt', 'w').write('1')",
-    "shared memory": "_ = open('/dev/shm/a', 'w').write('1')",
-    "environment": "import os; os.environ['LEAK'] = '1'",
-    "folder": "import os; os.mkdir('d'); os.chdir('d')",
-    "module": "import math; math.pi = 3",
-    "thread": "import threading, time; threading.Thread(target=time.sleep, args=(99,), daemon=True).start()",
-    "process": "import os, time\nif os.fork() == 0: time.sleep(99)",
-    "signal": "import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN)",
-    "random state": "import random; random.seed(7)",
-    "umask": "import os; os.umask(0)",
-    "builtins": "import builtins; builtins.leak = 1",
-}
+    await endless_code_ends_at_the_limit(provider, code)
 
 
 async def test_E04_nothing_leaks_through_reset_or_between_sessions(provider):  # case E04
-    async with await provider.open() as sandbox, await provider.open() as neighbour:
-        fresh = (await sandbox.exec(FINGERPRINT, timeout_s=30)).stdout
-        assert "3.14159" in fresh
-        order = list(LEAKS)
-        random.Random(0).shuffle(order)
-        for name in order:
-            result = await sandbox.exec(LEAKS[name], timeout_s=30)
-            assert result.status is ExecStatus.OK, (name, result)
-            await sandbox.reset()
-            assert (await sandbox.exec(FINGERPRINT, timeout_s=30)).stdout == fresh, name
-            await sandbox.reset()
-        for code in LEAKS.values():
-            await sandbox.exec(code, timeout_s=30)
-        assert (await neighbour.exec(FINGERPRINT, timeout_s=30)).stdout == fresh
+    await nothing_leaks_through_reset_or_between_sessions(provider)
 
 
 async def test_output_of_an_earlier_calls_thread_is_never_shown_as_the_next_calls(provider):

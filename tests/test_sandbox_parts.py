@@ -160,6 +160,35 @@ def test_filter_lets_a_process_set_its_own_limits_and_priority_only(machine, num
     assert _run_filter(build_filter(name), audit, number, *arguments) == verdict
 
 
+# Every call the filter knows, with its numbers on x86_64 and aarch64, as `asm/unistd_64.h` of each architecture in the
+# headers of Linux 7.2 (Debian's linux-libc-dev) has them; `-`: aarch64 has no such call.
+NUMBERS = """
+    ptrace 101 117, process_vm_readv 310 270, process_vm_writev 311 271, kcmp 312 272, mount 165 40, umount2 166 39,
+    pivot_root 155 41, chroot 161 51, unshare 272 97, setns 308 268, add_key 248 217, request_key 249 218,
+    keyctl 250 219, bpf 321 280, perf_event_open 298 241, userfaultfd 323 282, kexec_load 246 104,
+    kexec_file_load 320 294, init_module 175 105, delete_module 176 106, finit_module 313 273,
+    open_by_handle_at 304 265, reboot 169 142, swapon 167 224, swapoff 168 225, acct 163 89, syslog 103 116,
+    quotactl 179 60, personality 135 92, settimeofday 164 170, clock_settime 227 112, clock_adjtime 305 266,
+    adjtimex 159 171, sethostname 170 161, setdomainname 171 162, memfd_create 319 279, shmget 29 194, msgget 68 186,
+    semget 64 190, mq_open 240 180, fanotify_init 300 262, lookup_dcookie 212 18, iopl 172 -, ioperm 173 -,
+    modify_ldt 154 -, uselib 134 -, vhangup 153 58, io_setup 206 0, ioprio_set 251 30, prlimit64 302 261,
+    sched_setscheduler 144 119, sched_setparam 142 118, sched_setattr 314 274, sched_setaffinity 203 122,
+    setpriority 141 140, io_uring_setup 425 425, io_uring_enter 426 426, io_uring_register 427 427, open_tree 428 428,
+    move_mount 429 429, fsopen 430 430, fsconfig 431 431, fsmount 432 432, fspick 433 433, pidfd_getfd 438 438,
+    process_madvise 440 440, mount_setattr 442 442, quotactl_fd 443 443, memfd_secret 447 447, open_tree_attr 467 467
+"""
+
+
+@pytest.mark.parametrize(("machine", "column"), [(X86, 1), (ARM, 2)])
+def test_filter_refuses_exactly_the_calls_of_its_tables_by_the_kernels_numbers(machine, column):
+    name, audit = machine
+    numbers = {int(call.split()[column]) for call in NUMBERS.split(",") if call.split()[column] != "-"}
+    verdicts = {number: _run_filter(build_filter(name), audit, number, 1) for number in range(512)}
+    assert {number for number, verdict in verdicts.items() if verdict == EPERM} == numbers
+    assert {number for number, verdict in verdicts.items() if verdict == ENOSYS} == {435}  # clone3
+    assert sorted(set(verdicts.values())) == [EPERM, ENOSYS, ALLOW]
+
+
 def test_filter_kills_calls_of_a_foreign_architecture():
     assert _run_filter(build_filter("x86_64"), 0x40000003, 0) == KILL  # i386
 
@@ -181,16 +210,19 @@ def test_filter_kills_calls_of_a_foreign_architecture():
         ),
         (
             SandboxProbe(failed_step="unshare_user", error_number=1, in_container=True, max_user_namespaces=9),
-            "docker run --rm -it --cap-add SYS_ADMIN --security-opt apparmor=unconfined",
+            "docker run --rm -it --cap-add SYS_ADMIN --security-opt seccomp=unconfined",
         ),
         (
             SandboxProbe(failed_step="unshare", error_number=1, root=True),
-            "docker run --rm -it --cap-add SYS_ADMIN --security-opt apparmor=unconfined",
+            "docker run --rm -it --cap-add SYS_ADMIN --security-opt seccomp=unconfined",
         ),
         (
             SandboxProbe(failed_step="mount_proc", error_number=1, in_container=True),
             "--security-opt systempaths=unconfined",
         ),
+        (SandboxProbe(failed_step="pivot_root", error_number=1, root=True), "--security-opt seccomp=unconfined"),
+        (SandboxProbe(failed_step="pivot_root", error_number=22, root=True), "mount --bind FOLDER FOLDER"),
+        (SandboxProbe(failed_step="mount", error_number=22), "mount --bind FOLDER FOLDER"),
         (SandboxProbe(system="Darwin"), "docker run --rm -it --cap-add SYS_ADMIN"),
         (SandboxProbe(machine_supported=False), "x86_64 or aarch64"),
         (SandboxProbe(failed_step="unshare_user", error_number=1), "run it as root"),

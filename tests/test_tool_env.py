@@ -73,8 +73,8 @@ async def test_an_unknown_tool_is_answered_with_the_nearest_names():
 async def test_bad_arguments_and_a_tools_refusal_are_shown_to_the_model():
     env = await started(Sums())
     step = await env.step(calls(call("add", a="two", b=2), call("add", a=1), call("fail", how="refuse")))
-    assert step.observation[0].text.startswith("Error: bad arguments for 'add': a: Input should be a valid integer")
-    assert "b: Field required" in step.observation[1].text
+    assert step.observation[0].text == "Error: bad arguments for 'add': 'a' must be an integer, got \"two\""
+    assert step.observation[1].text == "Error: bad arguments for 'add': 'b' is missing"
     assert step.observation[2].text == "Error: not today"
     assert env.ran == []
 

@@ -141,15 +141,18 @@ class Unseeded(Doubling):
 
 
 class RunsBadCalls(Doubling):
-    async def _dispatch(self, call, place):
-        arguments = call.arguments or {"n": 1}
-        return await self.call_tool(self._named_tools()["double"], replace(call, arguments=arguments, error=None), None)
+    async def step(self, action):
+        mended = [
+            replace(call, name="double", arguments=call.arguments or {"n": 1}, error=None) for call in action.calls
+        ]
+        return await super().step(replace(action, calls=tuple(mended)))
 
 
 class RunsBadCallsQuietly(RunsBadCalls):
-    async def _dispatch(self, call, place):
-        output = await super()._dispatch(call, place)
-        return ToolOutput(output.text, ok=call.error is None and call.name == "double")
+    async def step(self, action):
+        result = await super().step(action)
+        events = tuple(replace(event, ok=False) for event in result.info["tool_events"])
+        return result._replace(info={**result.info, "tool_events": events})
 
 
 class ReportsBadCallsAsFine(Doubling):

@@ -6,7 +6,7 @@ import pytest
 from sums_env import Sums, call, calls, started
 
 from miles_agents import Episode, Reply, ToolOutput
-from miles_agents.contracts import EnvResources, ExecResult, ExecStatus, Sandbox, SandboxProvider
+from miles_agents.contracts import EnvResources, ExecResult, ExecStatus, Language, Sandbox, SandboxProvider
 from miles_agents.errors import GraderError, SandboxError, UsageError
 
 
@@ -15,7 +15,7 @@ class FakeSandbox(Sandbox):
         self.provider = provider
         self.closes = 0
 
-    async def exec(self, code, *, timeout_s):
+    async def exec(self, code, *, timeout_s, language=Language.PYTHON):
         if code == "lost":
             raise SandboxError("lost")
         if code == "hang":

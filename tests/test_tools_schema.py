@@ -11,7 +11,7 @@ from pydantic import Field
 from miles_agents import ToolError, ToolOutput, tool
 from miles_agents.contracts import FunctionTool, ToolContext, as_tool
 from miles_agents.contracts.tools import marked_methods
-from miles_agents.errors import UsageError
+from miles_agents.errors import ToolErrorKind, UsageError
 
 CONTEXT = ToolContext()
 
@@ -74,19 +74,19 @@ async def test_async_and_plain_functions_are_called_with_checked_arguments():
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({}, "bad arguments for 'temperature': city: Field required"),
-        ({"city": 3}, "city: Input should be a valid string"),
-        ({"city": "Rome", "unit": "K"}, "unit: Input should be 'C' or 'F'"),
-        ({"city": "Rome", "town": 1}, "town: Extra inputs are not permitted"),
-        ({"city": "Rome", "argument_0": "Oslo"}, "argument_0: Extra inputs are not permitted"),
-        ({"city": "Rome", "x" * 5000: 1}, "Extra"),
+        ({}, "'city' is missing"),
+        ({"city": ["Rome"]}, "'city' must be a string, got [\"Rome\"]"),
+        ({"city": "Rome", "unit": "K"}, "'unit' must be 'C' or 'F', got \"K\""),
+        ({"city": "Rome", "unt": "C"}, "'unt' is no argument. Did you mean 'unit'? Allowed: city, unit"),
+        ({"city": "Rome", "argument_0": "Oslo"}, "'argument_0' is no argument. Allowed: city, unit"),
+        ({"unit": 3}, "'city' is missing; 'unit' must be 'C' or 'F', got 3"),
     ],
 )
 async def test_bad_arguments_are_a_short_message_for_the_model(arguments, message):
     with pytest.raises(ToolError) as caught:
         await as_tool(temperature).call(arguments, CONTEXT)
-    assert message in str(caught.value) or len(str(caught.value)) == 300
-    assert len(str(caught.value)) <= 300
+    assert str(caught.value) == f"bad arguments for 'temperature': {message}"
+    assert caught.value.kind is ToolErrorKind.BAD_ARGUMENTS
 
 
 async def test_arguments_may_have_names_that_pydantic_keeps_for_itself():
@@ -109,7 +109,7 @@ async def test_annotated_arguments_keep_their_limits():
         return str(n)
 
     assert as_tool(pick).schema()["function"]["parameters"]["properties"]["n"]["maximum"] == 3
-    with pytest.raises(ToolError, match="n: Input should be less than or equal to 3"):
+    with pytest.raises(ToolError, match="'n' must be at most 3, got 4"):
         await as_tool(pick).call({"n": 4}, CONTEXT)
 
 

@@ -135,6 +135,22 @@ class TestTheMainJob:
             for name, value in row.items():
                 assert shown[step, name] == pytest.approx(value, rel=1e-6, abs=1e-12)
 
+    def test_its_rows_tell_of_its_tool_and_its_sandboxes(self, main_job: tuple[Path, Done]) -> None:
+        run, _ = main_job
+        rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+        sandboxes_used = 0
+        for row in rows[1:]:
+            played = read_trajectories(run / "trajectories" / f"step_{row['step']:06d}.jsonl")
+            ran = [event for each in played for event in each.tool_events() if event.call.name == "python"]
+            sandboxes_used += sum(any(event.duration_s for event in each.tool_events()) for each in played)
+            assert row["tool/python/calls"] == len(ran)
+            failed = sum(value for name, value in row.items() if name.startswith("tool/python/errors/"))
+            assert failed == sum(not event.ok for event in ran)
+            if ran:
+                assert 0 < row["time/tool/python/latency_p50_s"] <= row["time/tool/python/latency_p99_s"] < 60
+        assert sum(row["sandbox/starts"] for row in rows[1:]) >= sandboxes_used > 0
+        assert 0 < rows[1]["sandbox/start_mean_s"] < 60
+
     def test_its_episodes_are_readable_with_masks_and_logprobs(self, main_job: tuple[Path, Done]) -> None:
         run, _ = main_job
         file = run / "trajectories" / "step_000002.jsonl"

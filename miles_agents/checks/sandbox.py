@@ -11,7 +11,7 @@ import asyncio
 import time
 from collections.abc import Awaitable, Callable
 
-from miles_agents.contracts import ExecResult, ExecStatus, Sandbox, SandboxProvider
+from miles_agents.contracts import ExecResult, ExecStatus, Language, Sandbox, SandboxProvider
 from miles_agents.errors import SandboxError
 
 Check = Callable[[SandboxProvider], Awaitable[None]]
@@ -32,6 +32,16 @@ def _expect(holds: bool, must: str, seen: object) -> None:
 
 async def _run(sandbox: Sandbox, code: str, *, timeout_s: float = _LIMIT_S) -> ExecResult:
     return await sandbox.exec(code, timeout_s=timeout_s)
+
+
+async def _command(sandbox: Sandbox, command: str, *, timeout_s: float = _LIMIT_S) -> ExecResult:
+    return await sandbox.exec(command, timeout_s=timeout_s, language=Language.SHELL)
+
+
+async def _shell_prints(sandbox: Sandbox, command: str, text: str, must: str) -> None:
+    result = await _command(sandbox, command)
+    fine = (result.status, result.exit_code, result.stdout) == (ExecStatus.OK, 0, text)
+    _expect(fine, f"{must} (stdout {text!r}, exit code 0)", result)
 
 
 async def _prints(sandbox: Sandbox, code: str, text: str, must: str) -> None:
@@ -210,6 +220,116 @@ async def check_calls_take_turns(provider: SandboxProvider) -> None:
         await _prints(sandbox, "print(seen)", "[0, 1, 2, 3, 4]\n", "first come, first served")
 
 
+async def check_shell_exit_codes(provider: SandboxProvider) -> None:
+    """Exit code 0 is ok, another one an error with that code, a signal a crash."""
+    async with await provider.open() as sandbox:
+        for command, status, exit_code in (
+            ("true", ExecStatus.OK, 0),
+            ("exit 3", ExecStatus.ERROR, 3),
+            ("(exit 4)", ExecStatus.ERROR, 4),
+            ("no-such-program", ExecStatus.ERROR, 127),
+            ("if then", ExecStatus.ERROR, None),
+            ("kill -KILL $$", ExecStatus.CRASHED, -9),
+        ):
+            result = await _command(sandbox, command)
+            right = result.status is status and exit_code in (None, result.exit_code)
+            _expect(right, f"{command!r} is {status} with exit code {exit_code}", result)
+        result = await _run(sandbox, "1")
+        _expect(result.exit_code is None, "Python code that ends has no exit code", result)
+
+
+async def check_shell_keeps_its_folder(provider: SandboxProvider) -> None:
+    """A command begins where the last one ended, whatever its exit code; Python stays where it is."""
+    async with await provider.open() as sandbox:
+        home = (await _command(sandbox, "pwd")).stdout
+        await _command(sandbox, "mkdir -p 'a b/c' && cd 'a b/c'; exit 3")
+        await _shell_prints(sandbox, "pwd", f"{home.rstrip()}/a b/c\n", "the working folder is kept")
+        await _command(sandbox, "cd nowhere")
+        await _shell_prints(sandbox, "pwd", f"{home.rstrip()}/a b/c\n", "a failed cd leads nowhere")
+        await _prints(sandbox, "import os\nprint(os.getcwd())", home, "Python's folder is its own")
+        await sandbox.reset()
+        await _shell_prints(sandbox, "pwd", home, "reset leads back to the first folder")
+
+
+async def check_shell_survives_a_deleted_folder(provider: SandboxProvider) -> None:
+    """A command whose folder is gone begins in the session's working folder."""
+    async with await provider.open() as sandbox:
+        home = (await _command(sandbox, "pwd")).stdout
+        await _command(sandbox, "mkdir gone && cd gone && rmdir ../gone")
+        await _shell_prints(sandbox, "pwd -P", home, "a deleted folder is left behind")
+        await _shell_prints(sandbox, "pwd -P", home, "and forgotten")
+
+
+async def check_shell_keeps_no_variables(provider: SandboxProvider) -> None:
+    """Variables, functions, aliases and options end with their command."""
+    async with await provider.open() as sandbox:
+        await _command(sandbox, "x=1; export y=2; f() { echo f; }; export -f f; alias g=echo; set -e; umask 000")
+        command = 'false; echo "[$x$y]"; type f >/dev/null 2>&1 || echo no f; [ "$(umask)" = 0000 ] || echo own umask'
+        await _shell_prints(sandbox, command, "[]\nno f\nown umask\n", "a fresh shell each time")
+
+
+async def check_shell_stdin_is_empty(provider: SandboxProvider) -> None:
+    """Reading from standard input ends at once."""
+    async with await provider.open() as sandbox:
+        await _shell_prints(sandbox, "cat; read line; echo $?", "1\n", "standard input is at its end")
+
+
+async def check_shell_streams_are_apart(provider: SandboxProvider) -> None:
+    """Output and errors are shown apart, pipes and quotes work."""
+    async with await provider.open() as sandbox:
+        result = await _command(sandbox, 'echo "it\'s out" | tr a-z A-Z\necho err >&2')
+        _expect((result.stdout, result.stderr) == ("IT'S OUT\n", "err\n"), "streams apart", result)
+
+
+async def check_shell_strays_are_killed(provider: SandboxProvider) -> None:
+    """A process that outlives its command is killed, and holds nothing up."""
+    async with await provider.open() as sandbox:
+        started = time.monotonic()
+        result = await _command(sandbox, "sleep 300 & (setsid sleep 300 &) ; echo started")
+        ended = result.status is ExecStatus.OK and result.stdout == "started\n" and result.strays_killed >= 2
+        _expect(ended and time.monotonic() - started < _SLOW_S, "background processes are killed", result)
+        code = "import os\nprint(len([name for name in os.listdir('/proc') if name.isdigit()]))"
+        await _prints(sandbox, code, "2\n", "supervisor and interpreter alone are left")
+
+
+async def check_shell_timeout_keeps_the_interpreter(provider: SandboxProvider) -> None:
+    """A command over its limit is interrupted, then killed; the interpreter and its variables live on."""
+    async with await provider.open() as sandbox:
+        await _run(sandbox, "x = 1")
+        for command in ("sleep 60", "trap '' INT TERM HUP; while :; do sleep 60; done", "echo said; exec sleep 60"):
+            started = time.monotonic()
+            result = await _command(sandbox, command, timeout_s=_SHORT_S)
+            _expect(result.status is ExecStatus.TIMEOUT and not result.state_lost, f"{command!r} times out", result)
+            _expect(time.monotonic() - started < _SLOW_S, "timeouts come in time", time.monotonic() - started)
+        _expect(result.stdout == "said\n", "what was printed before is shown", result)
+        await _prints(sandbox, "print(x)", "1\n", "variables live on")
+
+
+async def check_shell_output_is_bounded(provider: SandboxProvider) -> None:
+    """Long output is cut to head and tail; endless output is stopped; the interpreter lives on."""
+    async with await provider.open() as sandbox:
+        await _run(sandbox, "x = 1")
+        result = await _command(sandbox, "echo aaa; head -c 1000000 /dev/zero | tr '\\0' b; echo zzz")
+        cut = result.stdout.startswith("aaa") and result.stdout.endswith("zzz\n") and "omitted" in result.stdout
+        _expect(cut and len(result.stdout) < 500_000, "head, tail and the omitted size are shown", result.stdout[:200])
+        result = await _command(sandbox, "yes")
+        stopped = result.status is ExecStatus.OUTPUT_LIMIT and not result.state_lost
+        _expect(stopped, "endless output is stopped", (result.status, result.state_lost))
+        await _prints(sandbox, "print(x)", "1\n", "variables live on")
+
+
+async def check_shell_shares_files_with_python(provider: SandboxProvider) -> None:
+    """Python, shell and the host see the same files."""
+    async with await provider.open() as sandbox:
+        await sandbox.write_file("in/host.txt", b"host\n")
+        await _run(sandbox, "_ = open('in/python.txt', 'w').write('python\\n')")
+        await _shell_prints(sandbox, "cat in/*.txt", "host\npython\n", "a shell sees the files of both")
+        await _command(sandbox, "cd in && printf 'shell\\n' > shell.txt")
+        await _prints(sandbox, "print(open('in/shell.txt').read(), end='')", "shell\n", "Python sees the shell's file")
+        seen = await sandbox.read_file("in/shell.txt")
+        _expect(seen == b"shell\n", "the host's paths begin at the session's working folder, wherever cd went", seen)
+
+
 CHECKS: tuple[Check, ...] = (
     check_state_is_kept,
     check_traceback_points_at_the_code,
@@ -224,6 +344,16 @@ CHECKS: tuple[Check, ...] = (
     check_files,
     check_closed_session_refuses,
     check_calls_take_turns,
+    check_shell_exit_codes,
+    check_shell_keeps_its_folder,
+    check_shell_survives_a_deleted_folder,
+    check_shell_keeps_no_variables,
+    check_shell_stdin_is_empty,
+    check_shell_streams_are_apart,
+    check_shell_strays_are_killed,
+    check_shell_timeout_keeps_the_interpreter,
+    check_shell_output_is_bounded,
+    check_shell_shares_files_with_python,
 )
 
 

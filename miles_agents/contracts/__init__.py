@@ -15,7 +15,17 @@ from miles_agents.contracts.sandbox import (
     SandboxProvider,
 )
 from miles_agents.contracts.tool_env import ToolEnv
-from miles_agents.contracts.tools import FunctionTool, Tool, ToolContext, ToolOutput, as_tool, tool
+from miles_agents.contracts.tools import (
+    FunctionTool,
+    Shared,
+    Tool,
+    ToolContext,
+    ToolLimits,
+    ToolOutput,
+    ToolSource,
+    as_tool,
+    tool,
+)
 from miles_agents.contracts.trainer import Trainer, TrainerRank
 from miles_agents.contracts.weight_sync import WeightSync
 
@@ -39,11 +49,14 @@ __all__ = [
     "SandboxCounters",
     "SandboxLimits",
     "SandboxProvider",
+    "Shared",
     "StepResult",
     "Tool",
     "ToolContext",
     "ToolEnv",
+    "ToolLimits",
     "ToolOutput",
+    "ToolSource",
     "Trainer",
     "TrainerRank",
     "TrajectoryBuffer",

@@ -77,6 +77,19 @@ class Env(ABC):
         """The tools an episode offers; none by default."""
         return ()
 
+    async def open_shared(self) -> None:
+        """Make ready what all instances share, e.g. connections of tools: before `all_tools` and the first `reset`.
+
+        May be called again, by other instances, too.
+
+        Raises:
+            UsageError: it cannot be made ready as it is set up.
+            EpisodeError: it cannot be reached now.
+        """
+
+    async def close_shared(self) -> None:
+        """Free what all instances share, at the end of the run; the next `open_shared` makes it ready again."""
+
     @abstractmethod
     def tasks(self, split: str) -> Iterable[Task]:
         """The tasks of a split, always the same and in the same order."""
@@ -94,7 +107,10 @@ class Env(ABC):
         """
 
     async def truncate(self, reason: str) -> StepResult:
-        """The run has no tokens or turns left for this episode: score it as it stands. No reward by default."""
+        """The run has no tokens, turns or time left for this episode: score it as it stands. No reward by default.
+
+        At a deadline the `step` under way was cancelled before.
+        """
         return StepResult((), 0.0, False, True, {"truncated_by": reason})
 
     async def close(self) -> None:

@@ -1,7 +1,7 @@
 """`ToolEnv`: an environment for "answer with tools".
 
-A subclass gives `tools`, `tasks(split)` and `reward(episode)`; this class runs the tools, answers malformed calls,
-keeps the limits and scores the end.
+A subclass gives `tools`, `tasks(split)` and `reward(episode)`; this class runs the tools (see `tool_calls`), answers
+malformed calls, keeps the limits and scores the end.
 """
 
 from __future__ import annotations
@@ -10,57 +10,67 @@ import asyncio
 import copy
 import inspect
 import math
-import time
 from abc import abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import nullcontext
 from typing import Any, ClassVar, cast
 
 import numpy as np
 
-from miles_agents.contracts.env import Env, ResetResult, StepResult
+from miles_agents.contracts.env import Env, Observation, ResetResult, StepResult
 from miles_agents.contracts.sandbox import OnDemandSandbox, Sandbox, SandboxProvider
 from miles_agents.contracts.threads import run_in_thread
-from miles_agents.contracts.tools import Tool, ToolContext, ToolOutput, as_tool, marked_methods
-from miles_agents.errors import (
-    EpisodeError,
-    FailureCause,
-    GraderError,
-    SandboxError,
-    ToolError,
-    UsageError,
-    did_you_mean,
+from miles_agents.contracts.tool_calls import (
+    MAX_NAME_CHARS,
+    ToolCalls,
+    call_with_retries,
+    is_cancelled,
+    own_error_in,
+    shortened,
 )
+from miles_agents.contracts.tools import (
+    Shared,
+    Tool,
+    ToolContext,
+    ToolOutput,
+    ToolSource,
+    as_tool,
+    marked_methods,
+)
+from miles_agents.errors import EpisodeError, GraderError, SandboxError, UsageError
 from miles_agents.types import Episode, Message, Reply, Task, ToolCall, ToolEvent
-
-_MAX_ERROR_CHARS = 1000  # of one error shown to the model
-_MAX_NAME_CHARS = 80  # of a tool name the model made up
 
 
 class ToolEnv(Env):
-    """An episode: the task's prompt, then turns of calls and tool messages, until a reply without calls.
+    """An episode: the task's prompt, then turns of calls and tool messages, until it ends.
 
-    A reply without calls terminates the episode. A reply cut by a token limit, or the last allowed turn still
-    calling tools, truncates it; it is scored as it stands. The calls of one reply run at the same time, but those of
-    tools that need the sandbox one after another, in the order written.
+    A reply without calls terminates the episode, and so does a call that submits an answer
+    (`ToolOutput(submitted=…)`, e.g. of `SubmitTool`); the answer is then in `Episode.submitted`. A reply cut by a token
+    limit, or the last allowed turn still calling tools, truncates it; it is scored as it stands, and the calls do not
+    run, except in a last turn that may submit an answer.
 
-    What tool code raises: `ToolError` is shown to the model; `EpisodeError` ends the episode; `UsageError` stops the
-    run; anything else is a bug of the tool and ends the episode as `EpisodeError` of cause `tool`. The same holds for
-    `reward`, where a bug is a `GraderError`.
+    The calls of one reply run at the same time and are answered in the order written; those of tools that need the
+    sandbox run one after another, and a call that may end the episode alone, in its place in that order. Calls written
+    behind the one that ended it are answered and do not run.
+
+    What tool code raises: `ToolError` is shown to the model; `InfrastructureError` is tried again as the tool's limits
+    allow, then ends the episode; `EpisodeError` ends the episode; `UsageError` stops the run; anything else is a bug of
+    the tool and ends the episode as `EpisodeError` of cause `tool`. The same holds for `reward`, where a bug is a
+    `GraderError`.
     """
 
     configurable: ClassVar[tuple[str, ...]] = ("max_turns", "tool_timeout_s", "max_calls_per_turn")
 
-    tools: Sequence[Tool | Callable[..., Any]] = ()
+    tools: Sequence[Tool | ToolSource | Callable[..., Any]] = ()
     max_turns: int = 8
     max_calls_per_turn: int = 16  # further calls of one reply are answered with an error
     max_output_chars: int = 16_000  # of one tool's answer; the middle is left out
-    tool_timeout_s: float = 30.0
+    tool_timeout_s: float = 30.0  # of one call; a tool's own `limits.timeout_s` goes first
     reward_timeout_s: float = 30.0
     reward_weights: Mapping[str, float] = {}  # by reward name; a name left out weighs 1
 
     _episode: Episode | None = None
     _toolbox: Mapping[str, Tool] | None = None  # made at the first reset; the same for every episode
+    _shared: tuple[Shared, ...] = ()  # what `open_shared` made ready
     _schemas: Sequence[dict[str, Any]] = ()
     _sandbox: OnDemandSandbox | None = None
 
@@ -84,8 +94,31 @@ class ToolEnv(Env):
         return self._sandbox
 
     def all_tools(self) -> tuple[Tool, ...]:
-        """The entries of `tools`, then the methods marked with `@tool`."""
-        return (*(as_tool(entry) for entry in self.tools), *marked_methods(self))
+        """The entries of `tools`, then the methods marked with `@tool`.
+
+        Raises:
+            UsageError: an entry is no tool, or a server's tools are not known yet: `open_shared` comes before.
+        """
+        found: list[Tool] = []
+        for entry in self.tools:
+            found.extend(entry.tools() if isinstance(entry, ToolSource) else [as_tool(entry)])
+        return (*found, *marked_methods(self))
+
+    async def open_shared(self) -> None:
+        """Make the connections and indexes of the tools ready."""
+        sources = [entry for entry in self.tools if isinstance(entry, ToolSource)]
+        for source in sources:  # before all_tools(): only then their tools are known
+            await source.open()
+        tools = [tool for tool in self.all_tools() if isinstance(tool, Shared)]
+        for tool in tools:
+            await tool.open()
+        self._shared = (*sources, *tools)
+
+    async def close_shared(self) -> None:
+        """Free the connections and indexes of the tools."""
+        for each in self._shared:
+            await each.close()
+        self._shared = ()
 
     async def reset(self, *, seed: int | None = None, options: Mapping[str, Any] | None = None) -> ResetResult:
         """Begin an episode of `options["task"]`.
@@ -93,6 +126,7 @@ class ToolEnv(Env):
         Raises:
             UsageError: no task was given, or two tools have one name.
             SandboxError: a tool needs a sandbox and none was lent. It is opened by its first use.
+            InfrastructureError: a connection or index of a tool cannot be made ready now.
         """
         await self.close()
         task = (options or {}).get("task")
@@ -100,7 +134,7 @@ class ToolEnv(Env):
             raise UsageError("reset() needs options={'task': Task(…)}")
         if seed is not None:
             self.np_random = np.random.default_rng(seed)
-        toolbox = self._named_tools()
+        toolbox = await self._named_tools()
         try:
             if any(tool.needs_sandbox for tool in toolbox.values()):
                 self._sandbox = OnDemandSandbox(self._lent_sandboxes())
@@ -123,13 +157,23 @@ class ToolEnv(Env):
             return await self._finish(truncated_by="max_new_tokens")
         if not action.calls:
             return await self._finish(truncated_by="")
-        if len(episode.replies) >= self.max_turns:
+        last = len(episode.replies) >= self.max_turns
+        calls = self._tool_calls()
+        if last and not calls.may_end_episode(action.calls):
             return await self._finish(truncated_by="max_turns")
-        events = await self._run_calls(action.calls)
+        try:
+            events = tuple(await calls.run(action.calls))
+        finally:
+            if calls.left_running:
+                self.reusable = False
         observation = tuple(Message.tool(event.result, call=event.call) for event in events)
         episode.tool_events.extend(events)
         episode.messages.extend(observation)
-        return StepResult(observation, 0.0, False, False, {"tool_events": tuple(events)})
+        episode.submitted = calls.submitted
+        if last or calls.submitted is not None:
+            truncated_by = "max_turns" if calls.submitted is None else ""
+            return await self._finish(truncated_by=truncated_by, observation=observation, events=events)
+        return StepResult(observation, 0.0, False, False, {"tool_events": events})
 
     async def truncate(self, reason: str) -> StepResult:
         """Score the episode as it stands."""
@@ -137,8 +181,11 @@ class ToolEnv(Env):
         return await self._finish(truncated_by=reason)
 
     async def call_tool(self, tool: Tool, call: ToolCall, context: ToolContext) -> ToolOutput:
-        """Hook around every well-formed call; draw from `np_random` before the first await to stay reproducible."""
-        return await tool.call(call.arguments or {}, context)
+        """Hook around every well-formed call, its retries included.
+
+        Draw from `np_random` before the first await to stay reproducible.
+        """
+        return await call_with_retries(tool, call.arguments or {}, context)
 
     async def close(self) -> None:
         """End the episode and its sandbox."""
@@ -152,8 +199,9 @@ class ToolEnv(Env):
             raise UsageError("step() before reset(), or after the episode ended: call reset() first")
         return self._episode
 
-    def _named_tools(self) -> Mapping[str, Tool]:
+    async def _named_tools(self) -> Mapping[str, Tool]:
         if self._toolbox is None:
+            await self.open_shared()
             toolbox: dict[str, Tool] = {}
             for tool in self.all_tools():
                 if tool.name in toolbox:
@@ -169,70 +217,20 @@ class ToolEnv(Env):
             raise SandboxError(f"{type(self).__name__} has a tool that needs a sandbox, but none was lent to it")
         return provider
 
-    async def _run_calls(self, calls: Sequence[ToolCall]) -> list[ToolEvent]:
-        try:
-            async with asyncio.TaskGroup() as group:
-                running = [group.create_task(self._run_call(call, place)) for place, call in enumerate(calls)]
-                # Waiting here, not in the group's exit: there Python 3.11 leaves this task marked as being cancelled
-                # after a child failed (python/cpython#116720), and deadlines around it go wrong. Can go with 3.13.
-                await asyncio.wait(running)
-        except BaseExceptionGroup as failures:
-            if _is_cancelled():  # a child that failed while it was cancelled hides the cancellation
-                raise asyncio.CancelledError from failures
-            own = _own_error_in(failures)
-            if own is None:
-                raise
-            raise own from own.__cause__
-        return [task.result() for task in running]
-
-    async def _run_call(self, call: ToolCall, place: int) -> ToolEvent:
-        started = time.perf_counter()
-        try:
-            output = _checked_output(await self._dispatch(call, place))
-        except ToolError as error:
-            output = ToolOutput(_shortened(f"Error: {error}", _MAX_ERROR_CHARS), ok=False)
-        except (EpisodeError, UsageError):
-            raise
-        except asyncio.CancelledError as error:
-            self.reusable = False
-            if _is_cancelled():
-                raise
-            raise _tool_bug(call, error) from error
-        except Exception as error:  # noqa: BLE001 — seam: a bug in a tool loses this episode, not the run
-            own = _own_error_in(error)
-            raise (own or _tool_bug(call, error)) from (own.__cause__ if own else error)
-        return ToolEvent(
-            call=call,
-            result=_shortened(output.text, self.max_output_chars),
-            ok=output.ok,
-            duration_s=time.perf_counter() - started,
-            info=output.info,
+    def _tool_calls(self) -> ToolCalls:
+        return ToolCalls(
+            tools=self._toolbox or {},
+            call_tool=self.call_tool,
+            context=ToolContext(sandbox=self._sandbox, np_random=self.np_random),
+            sandbox=self._sandbox,
+            timeout_s=self.tool_timeout_s,
+            max_calls=self.max_calls_per_turn,
+            max_output_chars=self.max_output_chars,
         )
 
-    async def _dispatch(self, call: ToolCall, place: int) -> ToolOutput:
-        tools = self._named_tools()
-        if place >= self.max_calls_per_turn:
-            raise ToolError(f"not executed: at most {self.max_calls_per_turn} calls in one turn")
-        if call.error is not None:
-            raise ToolError(call.error)
-        if call.name not in tools:
-            name = _shortened(call.name, _MAX_NAME_CHARS)
-            raise ToolError(f"unknown tool '{name}'. {did_you_mean(name, tools)}")
-        tool, sandbox = tools[call.name], self._sandbox
-        context = ToolContext(sandbox=sandbox, np_random=self.np_random)
-        # A session runs one call at a time; waiting for it to start or for another call is no fault of this one.
-        async with sandbox.turn() if sandbox and tool.needs_sandbox else nullcontext():
-            deadline = asyncio.timeout(self.tool_timeout_s)
-            try:
-                async with deadline:
-                    return await self.call_tool(tool, call, context)
-            except TimeoutError as error:
-                if not deadline.expired():
-                    raise  # the tool's own, a bug
-                self.reusable = False
-                raise ToolError(f"'{call.name}' timed out after {self.tool_timeout_s:g} s") from error
-
-    async def _finish(self, *, truncated_by: str) -> StepResult:
+    async def _finish(
+        self, *, truncated_by: str, observation: Observation = (), events: tuple[ToolEvent, ...] = ()
+    ) -> StepResult:
         episode = self._current()
         episode.truncated = bool(truncated_by)
         try:
@@ -240,8 +238,8 @@ class ToolEnv(Env):
         finally:
             await self.close()
         total = sum(self.reward_weights.get(name, 1.0) * value for name, value in rewards.items())
-        info = {"rewards": rewards, "truncated_by": truncated_by, "tool_events": ()}
-        return StepResult((), total, not truncated_by, bool(truncated_by), info)
+        info = {"rewards": rewards, "truncated_by": truncated_by, "tool_events": events}
+        return StepResult(observation, total, not truncated_by, bool(truncated_by), info)
 
     async def _score(self, episode: Episode) -> dict[str, float]:
         task_id = episode.task.id
@@ -258,7 +256,7 @@ class ToolEnv(Env):
             raise
         except asyncio.CancelledError as error:
             self.reusable = False
-            if _is_cancelled():
+            if is_cancelled():
                 raise
             raise GraderError(f"task {task_id}: reward was cancelled from inside") from error
         except Exception as error:  # seam: a bug in a reward is a grader error, never a plain 0
@@ -266,7 +264,7 @@ class ToolEnv(Env):
                 self.reusable = False
                 raise GraderError(f"task {task_id}: reward took more than {self.reward_timeout_s:g} s") from error
             reason = f"reward raised {type(error).__name__}: {error}"
-            own = _own_error_in(error)
+            own = own_error_in(error)
             raise (own or GraderError(f"task {task_id}: {reason}")) from (own.__cause__ if own else error)
         return checked_scores(scored, task_id)
 
@@ -291,38 +289,5 @@ def _finite(value: Any, name: Any, task_id: str) -> float:
             number = math.inf
         if math.isfinite(number):
             return number
-    shown = _shortened(repr(value), _MAX_NAME_CHARS)
+    shown = shortened(repr(value), MAX_NAME_CHARS)
     raise GraderError(f"task {task_id}: reward '{name}' is {shown}, not a finite number")
-
-
-def _checked_output(output: Any) -> ToolOutput:
-    if not isinstance(output, ToolOutput):
-        raise TypeError(f"it gave {type(output).__name__}, not ToolOutput")
-    return output
-
-
-def _is_cancelled() -> bool:
-    """True if someone asked the running task to stop, not if its code merely raised CancelledError."""
-    task = asyncio.current_task()
-    return task is not None and task.cancelling() > 0
-
-
-def _own_error_in(error: BaseException) -> EpisodeError | UsageError | None:
-    """The first EpisodeError or UsageError inside an exception group, however deep."""
-    if isinstance(error, (EpisodeError, UsageError)):
-        return error
-    inner = error.exceptions if isinstance(error, BaseExceptionGroup) else ()
-    return next((found for each in inner if (found := _own_error_in(each))), None)
-
-
-def _tool_bug(call: ToolCall, error: BaseException) -> EpisodeError:
-    return EpisodeError(f"tool '{call.name}' raised {type(error).__name__}: {error}", cause=FailureCause.TOOL)
-
-
-def _shortened(text: str, limit: int) -> str:
-    """At most `limit` characters: head and tail, with the size of what is left out between them."""
-    if len(text) <= limit:
-        return text
-    gap = f" … {len(text) - limit} characters left out … "
-    kept = max(limit - len(gap), 2)
-    return text[: (kept + 1) // 2] + gap + text[len(text) - kept // 2 :]

@@ -1,32 +1,33 @@
-"""Tools: typed functions the model may call.
+"""Tools: what the model may call.
 
-A tool's JSON schema comes from its signature and docstring (Google style `Args:`), its arguments are checked by
-pydantic before it runs, and `ToolError` is how it answers a bad call.
+A tool is a typed function, plain or async, or an object of the `Tool` protocol. `ToolError` is how it answers a bad
+call; `InfrastructureError` says that what it depends on failed.
 """
 
 from __future__ import annotations
 
 import copy
+import dataclasses
 import functools
 import inspect
 import json
-import re
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+import math
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from dataclasses import dataclass, field
 from types import MethodType
-from typing import Any, Protocol, TypeVar, cast, get_type_hints, overload
+from typing import Any, Protocol, TypeVar, cast, overload, runtime_checkable
 
 import numpy as np
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, create_model
+from pydantic import BaseModel
 
 from miles_agents.contracts.sandbox import Sandbox
 from miles_agents.contracts.threads import run_in_thread
-from miles_agents.errors import ToolError, UsageError
+from miles_agents.contracts.tool_arguments import function_schema, read_signature
+from miles_agents.errors import InfrastructureError, ToolErrorKind, UsageError
 
 F = TypeVar("F", bound=Callable[..., Any])
 
 _MARK = "__miles_tool__"
-_MAX_ERROR_CHARS = 300
 
 
 class ToolOutput:
@@ -35,15 +36,31 @@ class ToolOutput:
     Args:
         text: what the model is shown.
         ok: False if the model is shown an error.
+        error_kind: of the error; it makes `ok` False.
         info: the tool's own facts (JSON), kept in the trajectory.
+        submitted: the final answer: the episode ends. Only for tools whose `ends_episode` is True.
     """
 
-    __slots__ = ("info", "ok", "text")
+    __slots__ = ("error_kind", "info", "submitted", "text")
 
-    def __init__(self, text: str, *, ok: bool = True, info: Mapping[str, Any] | None = None) -> None:
+    def __init__(
+        self,
+        text: str,
+        *,
+        ok: bool = True,
+        error_kind: ToolErrorKind = ToolErrorKind.NONE,
+        info: Mapping[str, Any] | None = None,
+        submitted: str | None = None,
+    ) -> None:
         self.text = text
-        self.ok = ok
+        self.error_kind = error_kind or (ToolErrorKind.NONE if ok else ToolErrorKind.ERROR)
         self.info = dict(info or {})
+        self.submitted = submitted
+
+    @property
+    def ok(self) -> bool:
+        """False if the model is shown an error."""
+        return self.error_kind is ToolErrorKind.NONE
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,10 +69,42 @@ class ToolContext:
 
     sandbox: Sandbox | None = None
     np_random: np.random.Generator | None = None
+    faults: list[InfrastructureError] = field(default_factory=list)  # of this call's tries before this one
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ToolLimits:
+    """How a tool may be called.
+
+    Raises:
+        UsageError: a value out of its range.
+    """
+
+    timeout_s: float | None = None  # of one call, all its tries together; None: the environment's `tool_timeout_s`
+    max_concurrency: int | None = None  # calls at a time, over all episodes of the process; None: no limit
+    retries: int = 0  # further tries after an `InfrastructureError`; only for tools that may be called twice
+
+    def __post_init__(self) -> None:
+        if self.timeout_s is not None and not 0 < self.timeout_s < math.inf:
+            raise UsageError(f"a tool's timeout_s is {self.timeout_s}; it must be positive")
+        if self.max_concurrency is not None and self.max_concurrency < 1:
+            raise UsageError(f"a tool's max_concurrency is {self.max_concurrency}; at least 1, or None for no limit")
+        if self.retries < 0:
+            raise UsageError(f"a tool's retries is {self.retries}; it must not be negative")
 
 
 class Tool(Protocol):
-    """A callable tool: a name, a schema, and an async `call`."""
+    """A callable tool: a name, a schema, and an async `call`.
+
+    Four more attributes are looked up where a tool has them:
+
+    - `limits: ToolLimits`: its own deadline, concurrency and retries.
+    - `ends_episode: bool`: True if its output may say `submitted`. In a turn of several calls it runs alone, after the
+      calls written before it and before those written behind it.
+    - `definition`: what `limits.max_concurrency` is counted by; tools of equal definition share one count. Without it
+      each object counts alone.
+    - `open()` and `close()`, both async: see `Shared`.
+    """
 
     name: str
     needs_sandbox: bool
@@ -69,16 +118,65 @@ class Tool(Protocol):
 
         Raises:
             ToolError: bad arguments, or the tool refuses; shown to the model.
+            InfrastructureError: what the tool depends on failed; the call may be tried again.
             EpisodeError: the episode cannot go on (e.g. the sandbox is lost).
         """
         ...
 
 
+@runtime_checkable
+class Shared(Protocol):
+    """Something that all episodes of a run use together: a connection, an index."""
+
+    async def open(self) -> None:
+        """Make it ready. Called before the first episode; again, it costs nothing.
+
+        Raises:
+            UsageError: it cannot be made ready as it is set up.
+            InfrastructureError: it cannot be reached now.
+        """
+        ...
+
+    async def close(self) -> None:
+        """Free it at the end of the run. May be called twice; the next `open` makes it ready again."""
+        ...
+
+
+@runtime_checkable
+class ToolSource(Shared, Protocol):
+    """Several tools behind one entry of `ToolEnv.tools`, known once it is open (the tools of a server)."""
+
+    def tools(self) -> Sequence[Tool]:
+        """The tools.
+
+        Raises:
+            UsageError: it is not open yet.
+        """
+        ...
+
+
+def limits_of(tool: Tool) -> ToolLimits:
+    """The tool's own limits, or the default ones."""
+    limits = getattr(tool, "limits", None)
+    return limits if isinstance(limits, ToolLimits) else ToolLimits()
+
+
+def may_end_episode(tool: Tool) -> bool:
+    """True if the tool's output may say `submitted`."""
+    return bool(getattr(tool, "ends_episode", False))
+
+
 class FunctionTool:
     """A `Tool` made from a typed function, plain or async. Plain functions run in a thread of their own.
 
-    What the function returns becomes text: a string as it is, a dict or list as JSON, anything else by `str`; a
-    `ToolOutput` is passed on.
+    What the function returns becomes text: a string as it is; a dict, list, dataclass or pydantic model as JSON;
+    anything else by `str`. A `ToolOutput` is passed on.
+
+    Args:
+        function: what to call. Its schema comes from its types and its docstring (Google style `Args:`).
+        name: what the model calls it; None is the function's name.
+        limits: see `ToolLimits`.
+        ends_episode: what it returns is the final answer, and the episode ends. A `ToolOutput` says so itself.
 
     Raises:
         UsageError: an argument has no type or a type that cannot be read, or cannot be given by name.
@@ -86,38 +184,41 @@ class FunctionTool:
 
     needs_sandbox = False
 
-    def __init__(self, function: Callable[..., Any], *, name: str | None = None) -> None:
+    def __init__(
+        self,
+        function: Callable[..., Any],
+        *,
+        name: str | None = None,
+        limits: ToolLimits | None = None,
+        ends_episode: bool = False,
+    ) -> None:
         if not inspect.isroutine(function):
             raise UsageError(f"{function!r} is no function; a tool is a function or an object with schema() and call()")
         self.function = function
         self.name = name or function.__name__
-        self._description, self._arguments, self._names = _describe(function)
-        self._schema: dict[str, Any] | None = None
+        self.limits = limits or ToolLimits()
+        self.ends_episode = ends_episode
+        self.definition: Hashable = function  # of the copies bound to objects, too
+        self._signature = read_signature(function)
 
     def schema(self) -> dict[str, Any]:
         """The OpenAI-style schema of the function's parameters."""
-        if self._schema is None:  # made once: every episode asks for it
-            parameters = self._arguments.model_json_schema(by_alias=True)
-            parameters.pop("title", None)
-            for each in parameters.get("properties", {}).values():
-                each.pop("title", None)
-            self._schema = function_schema(self.name, self._description, parameters)
-        return copy.deepcopy(self._schema)
+        return function_schema(self.name, self._signature.description, self._signature.arguments.schema())
 
     async def call(self, arguments: Mapping[str, Any], context: ToolContext) -> ToolOutput:
         """Check the arguments, run the function, turn what it returns into text."""
-        try:
-            checked = self._arguments.model_validate(dict(arguments))
-        except ValidationError as error:
-            raise ToolError(describe_validation_error(self.name, error)) from error
-        values = {name: getattr(checked, field) for field, name in self._names.items()}
+        checked = self._signature.arguments.check(arguments, tool=self.name)
+        values = {name: getattr(checked, each) for each, name in self._signature.names.items()}
         if inspect.iscoroutinefunction(self.function):
             result = await self.function(**values)
         else:
             result = await run_in_thread(self.function, **values)
             if inspect.isawaitable(result):  # a plain function that returns a coroutine
                 result = await result
-        return _as_output(result)
+        if isinstance(result, ToolOutput):
+            return result
+        text = _as_text(result)
+        return ToolOutput(text, submitted=text if self.ends_episode else None)
 
     def bind_to(self, owner: object) -> FunctionTool:
         """This tool as a bound method of `owner` (for functions marked inside a class)."""
@@ -126,94 +227,57 @@ class FunctionTool:
         return bound
 
 
-def _as_output(result: Any) -> ToolOutput:
-    if isinstance(result, ToolOutput):
-        return result
+def _as_text(result: Any) -> str:
+    if isinstance(result, BaseModel):
+        return result.model_dump_json()
+    if dataclasses.is_dataclass(result) and not isinstance(result, type):
+        result = dataclasses.asdict(result)
     if isinstance(result, (dict, list)):
-        return ToolOutput(json.dumps(result, ensure_ascii=False, default=str))
-    return ToolOutput(str(result))
-
-
-def function_schema(name: str, description: str, parameters: Mapping[str, Any]) -> dict[str, Any]:
-    """The OpenAI-style wrapper around a JSON schema of parameters."""
-    return {
-        "type": "function",
-        "function": {"name": name, "description": description, "parameters": dict(parameters)},
-    }
-
-
-def describe_validation_error(name: str, error: ValidationError) -> str:
-    """One bounded line for the model: which argument is wrong and how."""
-    problems = "; ".join(
-        f"{'.'.join(map(str, each['loc'])) or 'arguments'}: {each['msg']}" for each in error.errors()[:4]
-    )
-    return f"bad arguments for '{name}': {problems}"[:_MAX_ERROR_CHARS]
-
-
-def _describe(function: Callable[..., Any]) -> tuple[str, type[BaseModel], dict[str, str]]:
-    """The description, the model that checks the arguments, and its fields' names → the arguments' names.
-
-    Fields are numbered and carry the argument's name as alias, because pydantic refuses or warns about fields named
-    like `_x`, `json` or `model_x`.
-    """
-    name = function.__name__
-    hints = _type_hints(function)
-    described = _argument_docs(inspect.getdoc(function) or "")
-    fields: dict[str, Any] = {}
-    names: dict[str, str] = {}
-    for parameter in inspect.signature(function).parameters.values():
-        if parameter.name == "self":
-            continue
-        if parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD):
-            raise UsageError(f"tool '{name}' takes *args or **kwargs; name and type each argument")
-        if parameter.kind is parameter.POSITIONAL_ONLY:
-            raise UsageError(f"tool '{name}': argument '{parameter.name}' is positional-only; remove the '/'")
-        if parameter.name not in hints:
-            raise UsageError(f"tool '{name}': give argument '{parameter.name}' a type")
-        default = ... if parameter.default is parameter.empty else parameter.default
-        field = f"argument_{len(names)}"
-        names[field] = parameter.name
-        described_field = Field(default, alias=parameter.name, description=described.get(parameter.name))
-        fields[field] = (hints[parameter.name], described_field)
-    model = create_model(f"{name}_arguments", __config__=ConfigDict(extra="forbid"), **fields)
-    summary = re.split(r"\n\s*\n|\n\s*Args:", inspect.getdoc(function) or name, maxsplit=1)[0]
-    return " ".join(summary.split()), cast(type[BaseModel], model), names
-
-
-def _type_hints(function: Callable[..., Any]) -> dict[str, Any]:
-    try:
-        return get_type_hints(function, include_extras=True)
-    except NameError as error:
-        raise UsageError(
-            f"tool '{function.__name__}': cannot read its types ({error}); import them at the top of the module, "
-            "not under TYPE_CHECKING"
-        ) from error
-
-
-def _argument_docs(doc: str) -> dict[str, str]:
-    """`name: text` entries of a Google-style `Args:` block; deeper-indented lines continue an entry."""
-    block = re.search(r"^Args:\n((?:[ \t]+.*(?:\n|$)|\n)+)", doc, re.M)
-    if block is None:
-        return {}
-    entries = re.findall(r"^ {4}(\w+)(?:\s*\([^)]*\))?:[ \t]*((?:.*)(?:\n {5,}.*)*)", block[1], re.M)
-    return {name: " ".join(text.split()) for name, text in entries}
+        return json.dumps(result, ensure_ascii=False, default=str)
+    return str(result)
 
 
 @overload
 def tool(function: F) -> F: ...
 @overload
-def tool(*, name: str) -> Callable[[F], F]: ...
+def tool(
+    *,
+    name: str | None = None,
+    timeout_s: float | None = None,
+    max_concurrency: int | None = None,
+    retries: int = 0,
+    ends_episode: bool = False,
+) -> Callable[[F], F]: ...
 
 
-def tool(function: F | None = None, *, name: str | None = None) -> F | Callable[[F], F]:
+def tool(
+    function: F | None = None,
+    *,
+    name: str | None = None,
+    timeout_s: float | None = None,
+    max_concurrency: int | None = None,
+    retries: int = 0,
+    ends_episode: bool = False,
+) -> F | Callable[[F], F]:
     """Mark a typed function or method as a tool. It stays an ordinary function.
 
+    Args:
+        function: what to mark.
+        name: what the model calls it; None is the function's name.
+        timeout_s: of one call, all its tries together; None is the environment's `tool_timeout_s`.
+        max_concurrency: calls at a time, over all episodes of the process; waiting counts against no deadline.
+        retries: further tries after an `InfrastructureError`; only for what may be called twice.
+        ends_episode: what it returns is the final answer, and the episode ends (`ToolOutput(submitted=…)` decides it
+            call by call).
+
     Raises:
-        UsageError: an argument has no type, or the function takes *args or **kwargs.
+        UsageError: an argument has no type or one that cannot be written as a JSON schema, the function takes *args or
+            **kwargs, or a limit is out of its range.
     """
+    limits = ToolLimits(timeout_s=timeout_s, max_concurrency=max_concurrency, retries=retries)
 
     def mark(target: F) -> F:
-        setattr(target, _MARK, FunctionTool(target, name=name))
+        setattr(target, _MARK, FunctionTool(target, name=name, limits=limits, ends_episode=ends_episode))
         return target
 
     return mark if function is None else mark(function)

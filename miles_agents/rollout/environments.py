@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import copy
 import logging
+import weakref
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import replace
@@ -11,9 +13,9 @@ from typing import Any
 
 from miles_agents.contracts import Env, EnvResources, ResetResult, StepResult
 from miles_agents.contracts.tools import Tool
-from miles_agents.errors import DataError, UsageError, did_you_mean
+from miles_agents.errors import DataError, EpisodeError, ToolErrorKind, UsageError, did_you_mean
 from miles_agents.rollout.source import refuse_equal_ids
-from miles_agents.types import Reply, Task
+from miles_agents.types import Reply, Task, ToolEvent
 
 _CLOSE_S = 30.0
 _log = logging.getLogger(__name__)
@@ -50,6 +52,7 @@ class EnvironmentPool:
         self._refuse_tools = refuse_tools
         self._idle: list[Env] = []
         self._catalogue = make()
+        self._made = weakref.WeakSet([self._catalogue])  # each may have opened something of its own
 
     @property
     def catalogue(self) -> Env:
@@ -77,7 +80,27 @@ class EnvironmentPool:
 
     def refusing_tools(self) -> EnvironmentPool:
         """A pool of the same environments in which every tool call is refused."""
-        return EnvironmentPool(self._make, self._resources, refuse_tools=True)
+        pool = copy.copy(self)  # with the same catalogue: what that has opened is open
+        pool._refuse_tools = True
+        pool._idle = []
+        return pool
+
+    @asynccontextmanager
+    async def shared(self) -> AsyncIterator[None]:
+        """Inside, what the environments share (connections and indexes of tools) is ready; it is freed at the end.
+
+        Raises:
+            UsageError: something cannot be made ready.
+        """
+        try:
+            try:
+                await self._catalogue.open_shared()
+            except EpisodeError as error:  # no episode is to blame yet: the operator is told
+                raise UsageError(str(error)) from error
+            yield
+        finally:
+            for env in list(self._made):
+                await env.close_shared()
 
     @asynccontextmanager
     async def lend(self) -> AsyncIterator[Env]:
@@ -93,6 +116,7 @@ class EnvironmentPool:
     def _new(self) -> Env:
         env = self._make()
         env.bind(self._resources)
+        self._made.add(env)
         return RefusingTools(env) if self._refuse_tools else env
 
 
@@ -115,6 +139,14 @@ class RefusingTools(Env):
         """As the wrapped environment: the policy still sees them."""
         return self._env.all_tools()
 
+    async def open_shared(self) -> None:
+        """As the wrapped environment."""
+        await self._env.open_shared()
+
+    async def close_shared(self) -> None:
+        """As the wrapped environment."""
+        await self._env.close_shared()
+
     async def reset(self, *, seed: int | None = None, options: Mapping[str, Any] | None = None) -> ResetResult:
         """As the wrapped environment."""
         return await self._env.reset(seed=seed, options=options)
@@ -122,7 +154,9 @@ class RefusingTools(Env):
     async def step(self, action: Reply) -> StepResult:
         """Hand on the reply with every call marked as refused."""
         refused = tuple(replace(call, arguments=None, error=call.error or TOOLS_REFUSED) for call in action.calls)
-        return await self._env.step(replace(action, calls=refused))
+        result = await self._env.step(replace(action, calls=refused))
+        events = tuple(_as_refused(event) for event in result.info.get("tool_events", ()))
+        return result._replace(info={**result.info, "tool_events": events})
 
     async def truncate(self, reason: str) -> StepResult:
         """As the wrapped environment."""
@@ -131,3 +165,8 @@ class RefusingTools(Env):
     async def close(self) -> None:
         """As the wrapped environment."""
         await self._env.close()
+
+
+def _as_refused(event: ToolEvent) -> ToolEvent:
+    """To the environment a refused call looks like one that could not be read."""
+    return replace(event, error_kind=ToolErrorKind.NOT_EXECUTED) if event.call.error == TOOLS_REFUSED else event

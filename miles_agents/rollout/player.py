@@ -38,6 +38,9 @@ from miles_agents.types import (
     Turn,
 )
 
+_SCORING_S = 60.0  # for scoring an episode that its deadline cut off
+_NOTHING = StepResult((), 0.0, False, True, {})  # no answer came
+
 
 class Chat(Protocol):
     """What the player needs of a chat format (`miles_agents.chat.ChatFormat`)."""
@@ -99,6 +102,7 @@ class _Progress:
     phase: FailureCause = FailureCause.FRAMEWORK  # whose fault a deadline or a bug would be now
     ids: IntArray = field(default_factory=lambda: np.zeros(0, np.int32))
     turns: list[Turn] = field(default_factory=list)
+    unanswered: tuple[Completion, Reply] | None = None  # what the environment is working on
     timings: dict[str, float] = field(default_factory=lambda: {"setup": 0.0, "generate": 0.0, "env": 0.0})
     reward: float = 0.0
     calls: int = 0
@@ -111,7 +115,7 @@ class EpisodePlayer:
         engine: where completions come from.
         chat: messages ⇄ ids of the engine's model.
         sampling: how to sample, and the token limits.
-        deadline_s: wall time of one episode; then it is lost.
+        deadline_s: wall time of one episode; then it is truncated and scored, or lost if it has no complete turn.
         request_deadline_s: of one generation.
     """
 
@@ -140,15 +144,11 @@ class EpisodePlayer:
         started = time.perf_counter()
         progress = _Progress()
         try:
-            async with asyncio.timeout(self._deadline_s):
-                result, aborted = await self._run(env, spec, progress)
+            result = await self._within_deadline(env, spec, progress)
         except UsageError:
             raise
         except EpisodeError as error:
             return _lost(spec, progress, error.cause, str(error), started)
-        except TimeoutError:
-            error_text = f"the episode took more than {self._deadline_s:g} s (rollout.episode_deadline_s)"
-            return _lost(spec, progress, progress.phase, error_text, started)
         except asyncio.CancelledError:
             task = asyncio.current_task()
             if task is None or task.cancelling():
@@ -161,11 +161,43 @@ class EpisodePlayer:
             with suppress(EngineError):  # an engine that is lost holds no session
                 await self._engine.end_session(spec.id)
             await close_environment(env)
-        if aborted or result is None:
+        if result is None:
             return _trajectory(spec, progress, started, status=EpisodeStatus.ABORTED)
         return _finished(spec, progress, started, result)
 
-    async def _run(self, env: Env, spec: EpisodeSpec, progress: _Progress) -> tuple[StepResult | None, bool]:
+    async def _within_deadline(self, env: Env, spec: EpisodeSpec, progress: _Progress) -> StepResult | None:
+        deadline = asyncio.timeout(self._deadline_s)
+        try:
+            async with deadline:
+                return await self._run(env, spec, progress)
+        except TimeoutError:
+            if not deadline.expired():
+                raise  # the environment's own, a bug
+            return await self._cut_off(env, progress)
+
+    async def _cut_off(self, env: Env, progress: _Progress) -> StepResult:
+        """End an episode at its deadline and score it: a policy must not escape its score by being slow.
+
+        Raises:
+            EpisodeError: it has no complete turn yet, or cannot be scored.
+        """
+        late = f"the episode took more than {self._deadline_s:g} s (rollout.episode_deadline_s)"
+        if not progress.turns:
+            raise EpisodeError(late, cause=progress.phase)
+        if progress.unanswered is not None:  # the environment has seen this reply, so the score is of it too
+            completion, reply = progress.unanswered
+            progress.turns.append(self._turn(progress, completion, _NOTHING, reply))
+        try:
+            async with asyncio.timeout(_SCORING_S):
+                return await _truncate(env, progress, "deadline")
+        except EpisodeError as error:
+            raise EpisodeError(f"{late} and could not be scored: {error}", cause=error.cause) from error
+        except (UsageError, TimeoutError) as error:  # it was being scored already, or scoring hangs
+            why = str(error) or f"scoring it took more than {_SCORING_S:g} s"
+            raise EpisodeError(f"{late} and could not be scored: {why}", cause=progress.phase) from error
+
+    async def _run(self, env: Env, spec: EpisodeSpec, progress: _Progress) -> StepResult | None:
+        """Turns until the environment or a limit ends the episode; None: it was aborted."""
         began = time.perf_counter()
         observation, info = await env.reset(seed=derive_seed(spec.seed, "env"), options={"task": spec.task})
         progress.ids = await self._off_loop(
@@ -175,16 +207,14 @@ class EpisodePlayer:
         while True:
             room = self._sampling.max_tokens - len(progress.ids)
             if room <= 0:
-                result = await env.truncate("context")
-                progress.reward += float(result.reward)  # of no turn's own
-                return result, False
+                return await _truncate(env, progress, "context")
             completion = await self._generate(spec, progress, min(self._sampling.max_new_tokens, room))
             if completion.stop_reason is StopReason.ABORT:
-                progress.turns.append(self._turn(progress, completion, StepResult((), 0.0, False, True, {}), None))
-                return None, True
+                progress.turns.append(self._turn(progress, completion, _NOTHING, None))
+                return None
             result = await self._step(env, progress, completion)
             if result.terminated or result.truncated:
-                return result, False
+                return _cut_by_context(result) if room < self._sampling.max_new_tokens else result
             said, ids = result.observation, completion.ids
             suffix = await self._off_loop(said, partial(self._chat.suffix, said, completion_ids=ids))
             progress.ids = np.concatenate([progress.ids, completion.ids, suffix]).astype(np.int32)
@@ -224,9 +254,13 @@ class EpisodePlayer:
             completion.ids, truncated=completion.stop_reason is StopReason.LENGTH, first_call=progress.calls
         )
         progress.calls += len(reply.calls)
+        progress.unanswered = completion, reply
         began = time.perf_counter()
-        result = await env.step(reply)
-        progress.timings["env"] += time.perf_counter() - began
+        try:
+            result = await env.step(reply)
+        finally:
+            progress.timings["env"] += time.perf_counter() - began
+        progress.unanswered = None
         progress.turns.append(self._turn(progress, completion, result, reply))
         progress.reward += float(result.reward)
         return result
@@ -246,6 +280,21 @@ class EpisodePlayer:
             info={} if reply is None else _reply_facts(reply),
             routed_experts=completion.routed_experts,
         )
+
+
+async def _truncate(env: Env, progress: _Progress, reason: str) -> StepResult:
+    """Have the environment score the episode as it stands."""
+    result = await env.truncate(reason)
+    progress.reward += float(result.reward)  # of no turn's own
+    info = {**result.info, "truncated_by": result.info.get("truncated_by") or reason}
+    return result._replace(terminated=False, truncated=True, info=info)
+
+
+def _cut_by_context(result: StepResult) -> StepResult:
+    """What an environment says of a reply that was cut where the trajectory's tokens ended: it cannot know that."""
+    if not result.truncated or result.info.get("truncated_by") != "max_new_tokens":
+        return result
+    return result._replace(info={**result.info, "truncated_by": "context"})
 
 
 def _reply_facts(reply: Reply) -> dict[str, float]:

@@ -25,6 +25,8 @@ from miles_agents.runs.durable import write_atomic
 from miles_agents.runs.folder import RunFolder, step_of
 from miles_agents.runs.json_values import for_people
 from miles_agents.runs.metrics import MetricName, MetricRow, merge_by_step
+from miles_agents.runs.report_tools import calls_of, recorded_in, sandbox_sums, tool_rows
+from miles_agents.runs.tool_figures import CallFacts
 from miles_agents.runs.trajectories import Decode, JsonObject, read_records
 
 _HEADLINES = {
@@ -51,6 +53,7 @@ class ReportLimits:
 @dataclass(slots=True, kw_only=True)
 class _Chosen:
     episodes: list[JsonObject] = field(default_factory=list)
+    calls: dict[str, list[CallFacts]] = field(default_factory=dict)  # of all the episodes in them, by heading
     recorded: int = 0  # episodes in the files that were read
     files_skipped: int = 0
 
@@ -79,6 +82,7 @@ def report_data(run: RunFolder, *, decode: Decode | None, limits: ReportLimits) 
     summary = run.read_summary()
     evaluations = _evaluations(run.trajectories_folder)
     chosen = _choose_episodes(run.trajectories_folder, decode, limits)
+    metrics = run.read_metrics()
     return {
         "name": run.name,
         "verdict": _verdict(summary),
@@ -86,8 +90,10 @@ def report_data(run: RunFolder, *, decode: Decode | None, limits: ReportLimits) 
         "environment": for_people(run.read_environment()),
         "config": run.config_file.read_text(encoding="utf-8"),
         "headlines": {name.value: title for name, title in _HEADLINES.items()},
-        "metrics": _series(run.read_metrics()),
+        "metrics": _series(metrics),
         "comparison": _comparison(summary, evaluations),
+        "tools": tool_rows(chosen.calls),
+        "sandbox": sandbox_sums(merge_by_step(metrics)),
         "episodes": chosen.episodes,
         "left_out": {
             "shown": len(chosen.episodes),
@@ -197,6 +203,7 @@ def _averages(path: Path) -> dict[str, float]:
 def _choose_episodes(folder: Path, decode: Decode | None, limits: ReportLimits) -> _Chosen:
     files = _files(folder)
     picked = _spread(files, limits.files)
+    evaluations = _evaluations(folder)
     chosen = _Chosen(files_skipped=len(files) - len(picked))
     per_file: list[list[JsonObject]] = []
     for path in picked:
@@ -205,7 +212,9 @@ def _choose_episodes(folder: Path, decode: Decode | None, limits: ReportLimits) 
             chosen.recorded += len(records)
             wanted = _few(path, records, limits)
             per_file.append([_episode(path, record, decode, limits) for record in wanted])
-        except (KeyError, TypeError, IndexError) as error:
+            if (heading := recorded_in(path, evaluations)) is not None:
+                chosen.calls.setdefault(heading, []).extend(calls_of(records))
+        except (KeyError, TypeError, IndexError, ValueError) as error:
             raise DataError(f"{path} is no trajectory file ({type(error).__name__}: {error})") from error
     room = limits.episode_bytes
     # Rank by rank, so that every step has its first episodes in before any has its last.

@@ -203,6 +203,38 @@ function comparison() {
   byId("comparison").append(element("table", {}, element("thead", {}, head), element("tbody", {}, ...known.map(cells))));
 }
 
+// ---- tools --------------------------------------------------------------------------------------------------------
+
+function seconds(value) {
+  if (typeof value !== "number") return figures(value);
+  return value >= 1 ? `${value.toFixed(2)} s` : `${(value * 1000).toFixed(1)} ms`;
+}
+
+function tools() {
+  const titles = ["tool", "episodes", "calls", "errors", "time p50", "p90", "p99", "wait p50", "p90", "p99", "errors by kind"];
+  const cells = (row) => {
+    const failed = Object.values(row.errors).reduce((sum, count) => sum + count, 0);
+    const kinds = Object.entries(row.errors).map(([kind, count]) => `${kind} ${figures(count)}`).join(", ");
+    const times = [row.latency, row.wait].flatMap((values) => (values || [null, null, null]).map(seconds));
+    const name = row.tool === null ? "(unknown)" : row.tool;
+    const rest = [row.episodes, figures(row.calls), row.tool === null ? "–" : figures(failed), ...times, kinds];
+    return element("tr", {}, element("th", { scope: "row" }, name), ...rest.map((text) => element("td", {}, text)));
+  };
+  const head = element("tr", {}, ...titles.map((text) => element("th", { scope: "col" }, text)));
+  if (data.tools.length) {
+    byId("tool-table").append(element("table", {}, element("thead", {}, head), element("tbody", {}, ...data.tools.map(cells))));
+  }
+  const box = data.sandbox;
+  if ("starts" in box) {
+    const mean = "start_mean_s" in box ? ` in ${seconds(box.start_mean_s)} on average` : "";
+    byId("sandbox").textContent = `Sandbox sessions of the logged steps: ${figures(box.starts)} started${mean}, `
+      + `${seconds(box.pool_wait_s)} in all were spent waiting for a place; ${figures(box.failed_starts)} failed to start, `
+      + `${figures(box.sessions_lost)} were lost, ${figures(box.respawns)} interpreters were replaced, `
+      + `${figures(box.failed_removals)} removals were repeated.`;
+  }
+  byId("tools").hidden = !data.tools.length && !("starts" in box);
+}
+
 // ---- episodes -----------------------------------------------------------------------------------------------------
 
 function kindKey() {
@@ -405,5 +437,6 @@ function record() {
 header();
 curves();
 comparison();
+tools();
 episodes();
 record();

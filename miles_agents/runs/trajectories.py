@@ -24,7 +24,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from miles_agents.errors import DataError, FailureCause
+from miles_agents.errors import DataError, FailureCause, ToolErrorKind
 from miles_agents.runs.durable import write_atomic
 from miles_agents.runs.json_values import dumps, from_json, to_json
 from miles_agents.types import (
@@ -357,7 +357,9 @@ def _event_to_json(event: ToolEvent) -> JsonObject:
         "call": _call_to_json(event.call),
         "result": event.result,
         "ok": event.ok,
+        "error_kind": str(event.error_kind),
         "duration_s": to_json(event.duration_s, "duration_s"),
+        "wait_s": to_json(event.wait_s, "wait_s"),
         "info": to_json(event.info, f"info of tool call {event.call.id}"),
     }
 
@@ -367,7 +369,9 @@ def _event_from_json(record: JsonObject) -> ToolEvent:
         call=_call_from_json(record["call"]),
         result=record["result"],
         ok=record["ok"],
+        error_kind=ToolErrorKind(record.get("error_kind", "")),  # absent in files of earlier versions
         duration_s=from_json(record["duration_s"]),
+        wait_s=from_json(record.get("wait_s", 0.0)),
         info=from_json(record["info"]),
     )
 

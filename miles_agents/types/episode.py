@@ -22,6 +22,7 @@ class Episode:
     replies: list[Reply] = field(default_factory=list)
     tool_events: list[ToolEvent] = field(default_factory=list)
     truncated: bool = False
+    submitted: str | None = None  # the answer handed in by a tool that ended the episode
     sandbox: Any = None
     seat: str = "agent"
     policy: str = "policy"

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from miles_agents.errors import FailureCause
+from miles_agents.errors import FailureCause, ToolErrorKind
 from miles_agents.types.generation import FloatArray, IntArray, StopReason, VersionSpan
 from miles_agents.types.messages import ImagePart, Message, ToolCall
 
@@ -36,7 +36,9 @@ class ToolEvent:
     call: ToolCall
     result: str  # what the model is shown
     ok: bool  # False: the model is shown an error (bad call, tool error, timeout)
-    duration_s: float = 0.0
+    error_kind: ToolErrorKind = ToolErrorKind.NONE  # what kind of error, if it is one
+    duration_s: float = 0.0  # of the tool's own work, retries included
+    wait_s: float = 0.0  # before it: for the sandbox to start, for its turn, for a free place
     info: Mapping[str, Any] = field(default_factory=dict)  # the tool's own facts (JSON), e.g. the sandbox status
 
 
@@ -93,7 +95,7 @@ class Trajectory:
     rewards: Mapping[str, float] = field(default_factory=dict)  # by name, before weighting
     cause: FailureCause | None = None  # set iff failed
     error: str = ""  # one line, for people
-    truncated_by: str = ""  # "context", "max_new_tokens", "max_turns", "env": set iff truncated
+    truncated_by: str = ""  # "context", "max_new_tokens", "max_turns", "deadline", "env": set iff truncated
     split: str = "train"
     seat: str = "agent"
     policy: str = "policy"

@@ -34,6 +34,7 @@ _START_S = 60.0  # the zygote imports its libraries from a cold disk
 _OPEN_S = 30.0
 _CLOSE_S = 10.0
 _LOG_CHARS = 2000
+_NO_GROUPS = "rlimits and a memory guard, no control groups"
 _owners = itertools.count()
 _log = logging.getLogger(__name__)
 # Imports the runner alone: the packages above it are empty stand-ins, since theirs import more than the standard
@@ -89,7 +90,7 @@ class NamespaceSandboxes(SandboxProvider):
         """One line for the run header."""
         facts = self._zygote.facts if self._zygote else {}
         kind = "root, distinct user ids" if facts.get("root") else "user namespaces"
-        bounds = "control groups and rlimits" if facts.get("control_groups") else "rlimits"
+        bounds = "control groups and rlimits" if facts.get("control_groups") else _NO_GROUPS
         loaded = f", preloaded {', '.join(self._preload)}" if self._preload else ""
         return f"namespace ({kind}; pid, net, mount, ipc, uts; seccomp; {bounds}{loaded})"
 

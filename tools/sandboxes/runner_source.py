@@ -26,7 +26,7 @@ ENVIRONMENT = {  # of everything in a session
     "MKL_NUM_THREADS": "1",
 }
 _PACKAGE = "miles_agents.tools.sandboxes.runner"
-_NOT_IN_CONTAINERS = ("zygote", "session", "rootfs", "cgroups")  # the namespace launcher's half
+_NOT_IN_CONTAINERS = ("zygote", "session", "identity", "rootfs", "cgroups")  # the namespace launcher's half
 # Dials out (or takes the standard streams), reads one frame with the modules, imports the runner from it, starts it.
 _BOOTSTRAP = f"""
 import importlib.machinery, json, os, socket, struct, sys

@@ -1,4 +1,7 @@
-"""What the launcher asks of a container engine. `EngineBackend` asks a Docker daemon; `FakeContainerBackend` keeps a record."""
+"""What the launcher asks of a container engine.
+
+`EngineBackend` asks a Docker daemon, `FakeContainerBackend` keeps a record.
+"""
 
 from __future__ import annotations
 

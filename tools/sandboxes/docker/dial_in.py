@@ -41,11 +41,11 @@ class Doors:
         self._sweep(place)
         self._folder = Path(tempfile.mkdtemp(prefix=name, dir=place))
 
-    def make(self, number: int) -> Door:
+    def make(self, container: str) -> Door:
         """A door for one container."""
         if self._folder is None:
             raise RuntimeError("the folder of the run is not open")
-        return Door(self._folder / str(number))
+        return Door(self._folder / container.rpartition("-")[2])  # its number: paths of sockets are short
 
     def close(self) -> None:
         """Remove the folder with all that is in it."""
@@ -70,26 +70,40 @@ class Door:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
+        self._connection: socket.socket | None = None
         folder.mkdir(mode=0o755)
         folder.chmod(0o755)  # whatever the umask: the container's user is another one
         self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         try:
             address = folder / SOCKET_NAME
             self._listener.bind(str(address))
-            address.chmod(0o666)  # noqa: S103 — inside a folder that only this user can enter
+            address.chmod(0o666)  # inside a folder that only this user can enter
             self._listener.listen(1)
             self._listener.setblocking(False)
         except BaseException:
             self.close()
             raise
 
-    async def accept(self) -> socket.socket:
-        """The one connection."""
+    async def accept(self) -> None:
+        """Wait for the one connection, then stop listening."""
         connection, _ = await asyncio.get_running_loop().sock_accept(self._listener)
-        self.close()
+        self._connection = connection
+        self._stop_listening()
+
+    def take(self) -> socket.socket:
+        """The connection, which is the caller's from now on."""
+        connection, self._connection = self._connection, None
+        if connection is None:
+            raise RuntimeError("nobody has dialled in")
         return connection
 
     def close(self) -> None:
-        """Stop listening. May be called twice."""
+        """Stop listening, and drop a connection that nobody took. May be called twice."""
+        self._stop_listening()
+        if self._connection is not None:
+            self._connection.close()
+            self._connection = None
+
+    def _stop_listening(self) -> None:
         self._listener.close()
         shutil.rmtree(self.folder, ignore_errors=True)

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from miles_agents.contracts import SandboxLimits
 from miles_agents.tools.sandboxes.docker.backend import EngineFacts
+from miles_agents.tools.sandboxes.docker.owner import Owner
 from miles_agents.tools.sandboxes.docker.settings import DockerSettings
 from miles_agents.tools.sandboxes.runner_source import ENVIRONMENT
 
@@ -28,26 +29,19 @@ _SHIM = "io.containerd."  # runtimes named by their containerd shim are not list
 class ContainerPlan:
     """What is the same for every container of a run."""
 
+    owner: Owner
     settings: DockerSettings
     limits: SandboxLimits
-    labels: Mapping[str, str]
-    maps_user_ids: bool  # see `EngineFacts`
+    preload: Sequence[str]  # packages imported before the greeting; they must be in the image
 
-    def user_id(self, serial: int) -> int:
-        """A user id that is no one's, and no other running session's."""
-        if self.maps_user_ids:
-            return _FIRST_MAPPED_ID + serial % _MAPPED_ID_COUNT
-        return _FIRST_ID + serial % _ID_COUNT
-
-    def body(self, command: Sequence[str], *, serial: int, socket_folder: str = "") -> dict[str, Any]:
+    def body(self, command: Sequence[str], *, identity: int, socket_folder: str = "") -> dict[str, Any]:
         """The Engine API's request for one container.
 
         Args:
             command: its first process.
-            serial: makes its user id distinct.
+            identity: its user and group, see `user_id`.
             socket_folder: of the host, to be seen read-only at `MOUNT_POINT`; "" for attached standard streams.
         """
-        identity = self.user_id(serial)
         over_stdio = not socket_folder
         return {
             "Image": self.settings.image,
@@ -57,7 +51,7 @@ class ContainerPlan:
             "User": f"{identity}:{identity}",
             "Hostname": "sandbox",
             "WorkingDir": "/tmp",  # noqa: S108 — of the container's own tree
-            "Labels": dict(self.labels),
+            "Labels": self.owner.labels(),
             "NetworkDisabled": True,
             "Healthcheck": {"Test": ["NONE"]},
             "Tty": False,
@@ -100,6 +94,18 @@ class ContainerPlan:
             mount = {"Type": "bind", "Source": socket_folder, "Target": MOUNT_POINT, "ReadOnly": True}
             config["Mounts"] = [{**mount, "BindOptions": {"Propagation": "rprivate"}}]
         return config
+
+
+def user_id(serial: int, *, mapped: bool) -> int:
+    """A user id that is nobody's, and no other running session's.
+
+    Args:
+        serial: of the session.
+        mapped: the engine maps user ids, so that few of them are there.
+    """
+    if mapped:
+        return _FIRST_MAPPED_ID + serial % _MAPPED_ID_COUNT
+    return _FIRST_ID + serial % _ID_COUNT
 
 
 def _tmpfs(size_mb: int, identity: int, execution: str) -> str:

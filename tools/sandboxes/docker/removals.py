@@ -121,9 +121,10 @@ class Removals:
     async def _until_gone(self, name: str) -> None:
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(_IN_PROGRESS_S):
-                while await self._attempt(name) is Removal.IN_PROGRESS:
+                while True:
+                    if await self._attempt(name) is not Removal.IN_PROGRESS:
+                        return
                     await asyncio.sleep(_LOOK_AGAIN_S)
-                return
         raise ContainerError(f"its removal has been in progress for {_IN_PROGRESS_S:g} s")
 
     async def _attempt(self, name: str) -> Removal:

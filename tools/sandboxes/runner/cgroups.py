@@ -1,13 +1,24 @@
-"""Control groups, where this process may make them (as root): memory, processes and CPU of a session.
+"""Control groups, where this process may make them: memory, processes and CPU of a session.
 
 A session takes a free slot (one group a controller) and gives it back empty; slots are made as needed. Groups carry
 the owner's process id and start time in their name, so that a later run can sweep what a killed owner left.
+
+Where slots are made:
+
+- version 2, in the own group, where whoever manages the machine's groups has handed it over (`Delegate=yes` in
+  systemd): as root or as an ordinary user. The kernel lets a group have processes or limited subgroups, not both, so
+  the group's processes first move into a subgroup of it, where they stay until the group ends.
+- version 2, otherwise, below the machine's root group: as root.
+- version 1, below the own group of each controller: as root.
+
+Any other group is somebody else's and left as it is.
 """
 
 from __future__ import annotations
 
 import contextlib
 import errno
+import functools
 import os
 import time
 from collections.abc import Iterable
@@ -22,6 +33,14 @@ _CPU_PERIOD_US = 100_000
 # nice 10 weighs (110 of 1024).
 _CPU_SHARES, _CPU_WEIGHT = 110, 11
 _SWEEP_S = 2.0
+_PROCESSES_GROUP = f"{_PREFIX}-processes"  # where the processes of a delegated group move
+# Kernels without swap accounting; before Linux 4.19; groups that were delegated without the CPU.
+_OPTIONAL = (".memsw.limit_in_bytes", ".swap.max", ".oom.group", "/cpu.max", "/cpu.weight")
+_MOVES = 50  # each takes what is there; more come while processes fork
+_NEEDED, _WANTED = {"memory", "pids"}, {"memory", "pids", "cpu"}
+_DELEGATED = ("user.delegate", "trusted.delegate")  # what systemd ≥ 251 notes on a group's folder; the latter for root
+_SYSTEMD = Path("/run/systemd/system")  # there while systemd manages the machine's groups
+_ASK_S = 10.0
 
 
 def start_time(pid: int) -> str | None:
@@ -59,15 +78,90 @@ def _own_groups() -> dict[str, str]:
     return {controller: path for _, controllers, path in fields for controller in controllers.split(",")}
 
 
+@functools.cache
 def parent_folders() -> dict[str, Path]:
-    """Where groups can be made, by controller (`""` for the unified hierarchy); empty if they cannot."""
-    if (_MOUNTS / "cgroup.controllers").exists():
-        enabled = (_MOUNTS / "cgroup.subtree_control").read_text().split()
-        return {"": _MOUNTS} if {"memory", "pids", "cpu"} <= set(enabled) and os.access(_MOUNTS, os.W_OK) else {}
+    """Where groups can be made, by controller (`""` for the unified hierarchy); empty if they cannot.
+
+    Found once: this process may become another user, in a user namespace, to whom the groups look like others' groups.
+    """
     own = _own_groups()
+    if (_MOUNTS / "cgroup.controllers").exists():
+        folder = _delegated_folder(own.get("", "/")) or _machine_folder()
+        return {"": folder} if folder else {}
     folders = {name: _MOUNTS / name / own.get(name, "").lstrip("/") for name in ("memory", "pids", "cpu")}
-    usable = all(folder.is_dir() and os.access(folder, os.W_OK) for folder in folders.values())
+    usable = os.getuid() == 0 and all(folder.is_dir() and os.access(folder, os.W_OK) for folder in folders.values())
     return folders if usable else {}
+
+
+def _controllers(file: Path) -> set[str]:
+    return set(file.read_text().split())
+
+
+def _machine_folder() -> Path | None:
+    """The root group, which may hold processes and limited groups; that of a container is no such group."""
+    is_root = not (_MOUNTS / "cgroup.type").exists()
+    usable = is_root and os.getuid() == 0 and os.access(_MOUNTS, os.W_OK)
+    return _MOUNTS if usable and _controllers(_MOUNTS / "cgroup.subtree_control") >= _NEEDED else None
+
+
+def _delegated_folder(own: str) -> Path | None:
+    """The own group, where it has been handed over to this user with the controllers that are needed."""
+    folder = _MOUNTS / own.lstrip("/")
+    if folder.name == _PROCESSES_GROUP:  # an earlier start moved this process
+        folder = folder.parent
+    if folder == _MOUNTS or ".." in folder.parts:  # a container's root group, or one outside of it
+        return None
+    try:
+        writable = all(os.access(folder / file, os.W_OK) for file in ("", "cgroup.procs", "cgroup.subtree_control"))
+        usable = writable and _controllers(folder / "cgroup.controllers") >= _NEEDED
+        return folder if usable and _is_delegated(folder) else None
+    except OSError:
+        return None
+
+
+def _is_delegated(folder: Path) -> bool:
+    for name in _DELEGATED:
+        with contextlib.suppress(OSError):
+            return os.getxattr(folder, name) == b"1"
+    if os.getuid() == 0 or folder.stat().st_uid != os.getuid():
+        return False  # what root can write, or all of a group can, has not been handed over
+    return not _SYSTEMD.exists() or _systemd_delegates(folder)
+
+
+def _systemd_delegates(folder: Path) -> bool:
+    """Ask the user's systemd: every group it makes belongs to the user, few are for others to divide."""
+    import subprocess  # not at the top: every session is a fork of the zygote, which has no use for it
+
+    command = ["systemctl", "--user", "show", "--property=Delegate", folder.name]
+    environment = {"PATH": os.defpath, "XDG_RUNTIME_DIR": f"/run/user/{os.getuid()}"}
+    try:
+        answer = subprocess.run(command, env=environment, capture_output=True, timeout=_ASK_S, check=False)  # noqa: S603
+    except (OSError, subprocess.TimeoutExpired):
+        return False
+    return answer.stdout.split() == [b"Delegate=yes"]
+
+
+def _divide(folder: Path) -> None:
+    """Let a delegated group have limited subgroups.
+
+    Raises:
+        OSError: the kernel refuses.
+    """
+    wanted = _WANTED & _controllers(folder / "cgroup.controllers")
+    if _controllers(folder / "cgroup.subtree_control") >= wanted:
+        return
+    (folder / _PROCESSES_GROUP).mkdir(exist_ok=True)
+    for _ in range(_MOVES):
+        for pid in (folder / "cgroup.procs").read_text().split():
+            with contextlib.suppress(ProcessLookupError):
+                (folder / _PROCESSES_GROUP / "cgroup.procs").write_text(pid)
+        try:
+            (folder / "cgroup.subtree_control").write_text(" ".join(f"+{name}" for name in sorted(wanted)))
+            return
+        except OSError as error:
+            if error.errno != errno.EBUSY:
+                raise
+    raise OSError(errno.EBUSY, f"processes keep coming in {folder}")
 
 
 class ControlGroups:
@@ -85,10 +179,6 @@ class ControlGroups:
         self._parents: dict[str, int] = {}
         self._free: list[int] = []
         self._made = 0
-        if os.getuid() != 0:
-            return
-        for name, folder in parent_folders().items():
-            self._parents[name] = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
 
     @property
     def active(self) -> bool:
@@ -96,14 +186,17 @@ class ControlGroups:
         return bool(self._parents)
 
     def check(self) -> None:
-        """Make one slot and join nothing; where that fails, go without control groups."""
-        if not self.active:
-            return
+        """Find where slots can be made, and make one; where that fails, go without control groups."""
         try:
-            self.release(self.take())
+            for name, folder in parent_folders().items():
+                if name == "" and folder != _MOUNTS:
+                    _divide(folder)
+                self._parents[name] = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+            if self._parents:
+                self.release(self.take())
         except OSError:
-            for folder in self._parents.values():
-                os.close(folder)
+            for fd in self._parents.values():
+                os.close(fd)
             self._parents = {}
 
     def take(self) -> int:
@@ -141,11 +234,11 @@ class ControlGroups:
         return f"{self._owner}-{slot}"
 
     def _write(self, controller: str, name: str, value: str) -> None:
-        optional = name.endswith((".memsw.limit_in_bytes", ".swap.max", ".oom.group"))
+        optional = name.endswith(_OPTIONAL)
         try:
             fd = os.open(name, os.O_WRONLY, dir_fd=self._parents[controller])
         except FileNotFoundError:
-            if optional:  # a kernel without swap accounting
+            if optional:
                 return
             raise
         try:

@@ -10,6 +10,8 @@ from miles_agents.tools.sandboxes.runner.linux import set_dumpable
 
 WORK_FOLDER = "/tmp"  # noqa: S108 — of the session's own tree
 NICENESS = 10  # sessions yield to the engine, the trainer and the event loop they serve
+_RLIMIT_SIGPENDING = 11  # Python has no name for it
+_MAX_TIMERS = 256  # POSIX timers and queued signals, which come out of one budget of the host's user
 
 
 class ChildLimits(NamedTuple):
@@ -58,6 +60,7 @@ def _apply(limits: ChildLimits) -> None:
     _limit(resource.RLIMIT_NPROC, limits.processes + 1)  # the supervisor counts too
     _limit(resource.RLIMIT_NOFILE, limits.open_files)
     _limit(resource.RLIMIT_CPU, limits.cpu_s)
+    _limit(_RLIMIT_SIGPENDING, _MAX_TIMERS)
     _limit(resource.RLIMIT_CORE, 0)
     _limit(resource.RLIMIT_MSGQUEUE, 0)
     _limit(resource.RLIMIT_MEMLOCK, 0)

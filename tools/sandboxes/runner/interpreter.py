@@ -20,6 +20,7 @@ from miles_agents.tools.sandboxes.runner.worker import become_worker
 
 _MAX_REPLY_BYTES = 256
 _COLLECT_S = 0.05
+_DEAD_KEPT = 3  # so many ended children are left for later code to ask how they ended
 _STATUSES = ("ok", "error")
 
 
@@ -135,15 +136,15 @@ class Interpreter:
             ending = self.respawn()
             died = call.status == "crashed" and not call.forged
             return call.result(state_lost=True, exit_code=ending if died else None, strays_killed=0)
-        os.kill(worker.pid, signal.SIGSTOP)
-        strays, all_gone = kill_strays(worker.pid)
-        if all_gone and (strays or call.interrupted):
-            all_gone = self.collect()
+        strays = kill_strays(worker.pid)
+        all_gone = strays.all_gone
+        if all_gone and (strays.killed or strays.dead > _DEAD_KEPT or call.interrupted):
+            all_gone = self._collect()
         if not all_gone:
             self.respawn()
-        return call.result(state_lost=lost_before or not all_gone, exit_code=None, strays_killed=strays)
+        return call.result(state_lost=lost_before or not all_gone, exit_code=None, strays_killed=strays.killed)
 
-    def collect(self) -> bool:
+    def _collect(self) -> bool:
         """Have the stopped worker take the ends of its dead children, which count as processes until then.
 
         Returns:
@@ -153,7 +154,6 @@ class Interpreter:
             os.write(self.worker.calls, encode({"collect": True}))
         os.kill(self.worker.pid, signal.SIGCONT)
         await_collected(self.worker.pid, _COLLECT_S)
-        os.kill(self.worker.pid, signal.SIGSTOP)
         return kill_strays(self.worker.pid).all_gone
 
 

@@ -10,6 +10,7 @@ import time
 from pathlib import Path
 from typing import NamedTuple
 
+_STOP_LOOKS = 200  # at whether the worker stands: far more than it needs on a free processor
 _STRAYS_S = 2.0  # for a busy machine; a dying process needs microseconds
 
 
@@ -28,14 +29,10 @@ def _others(worker: int) -> dict[int, bytes]:
     return found
 
 
-def _living(worker: int) -> list[int]:
-    return [pid for pid, state in _others(worker).items() if state not in b"ZX"]
-
-
 def await_collected(worker: int, within_s: float) -> None:
     """Wait until the worker has taken the ends of its dead children; it may also not care to."""
     deadline = time.monotonic() + within_s
-    while len(_others(worker)) > len(_living(worker)) and time.monotonic() < deadline:
+    while any(state in b"ZX" for state in _others(worker).values()) and time.monotonic() < deadline:
         time.sleep(0.001)
 
 
@@ -67,23 +64,56 @@ class Strays(NamedTuple):
     """What `kill_strays` did."""
 
     killed: int
-    all_gone: bool  # False: they multiply faster than they die
+    dead: int  # processes whose end the worker has not taken yet
+    all_gone: bool  # False: they multiply faster than they die, or the worker would not stand still
 
 
 def kill_strays(worker: int) -> Strays:
-    """Kill what a call left running. The worker has been stopped, so that it starts nothing new meanwhile."""
-    strays = _living(worker)
-    seen = set(strays)
+    """Stop the worker and kill what a call left running.
+
+    Nothing lives on unseen: the last look is taken when all threads of the worker stand, so that none can be starting
+    a process, and when no other process is there to wake it.
+    """
+    seen: set[int] = set()
     deadline = time.monotonic() + _STRAYS_S
-    while strays and time.monotonic() < deadline:
+    while True:
+        stands = _stop(worker)
+        others = _others(worker)
+        strays = [pid for pid, state in others.items() if state not in b"ZX"]
+        if stands and not strays:
+            break
+        if time.monotonic() > deadline:
+            return Strays(len(seen), len(others) - len(strays), False)
+        seen.update(strays)
         for pid in strays:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
         time.sleep(0.0005)
-        strays = _living(worker)
-        seen.update(strays)
     _reap_orphans(worker)
-    return Strays(len(seen), not strays)
+    return Strays(len(seen), len(others), True)
+
+
+def _stop(worker: int) -> bool:
+    """Stop the worker; True once all its threads stand, or it is dead. False if one takes longer, as in a vfork.
+
+    A worker of one thread is not waited for: that thread has said that its call ended, and waits for the next.
+    """
+    os.kill(worker, signal.SIGSTOP)
+    if _threads(worker) == 1:
+        return True
+    for _ in range(_STOP_LOOKS):
+        if os.waitid(os.P_PID, worker, os.WSTOPPED | os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None:
+            return True
+        os.sched_yield()
+    return False
+
+
+def _threads(pid: int) -> int:
+    """How many there are; 0 if the process is gone."""
+    try:
+        return os.stat(f"/proc/{pid}/task").st_nlink - 2  # noqa: PTH116 — after every call: no Path objects
+    except OSError:
+        return 0
 
 
 def _reap_orphans(worker: int) -> None:

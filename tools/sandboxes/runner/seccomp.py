@@ -2,9 +2,10 @@
 
 A list of refusals, not of permissions: ordinary Python, numpy and subprocesses must go on working, and namespaces,
 dropped capabilities and the read-only tree already close most of it. `memfd_create`, System V and POSIX message
-queues are refused because their memory escapes the limits where no control group counts it, `io_setup` because its
-slots are counted for the whole machine. The supervisor runs under the same user as the code; calls that set the limits
-or the priority of a process by its id are allowed for the caller itself only.
+queues are refused because their memory escapes the limits where no control group counts it; `io_setup` and
+`inotify_init` because what they use up is counted for the whole machine or the host's user. The supervisor runs under
+the same user as the code: calls that set the limits or the priority of a process by its id are allowed for the caller
+itself only.
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ _X86_64 = {
     "setdomainname": 171, "memfd_create": 319, "shmget": 29, "msgget": 68, "semget": 64, "mq_open": 240,
     "fanotify_init": 300, "lookup_dcookie": 212, "iopl": 172, "ioperm": 173, "modify_ldt": 154, "uselib": 134,
     "vhangup": 153, "io_setup": 206, "ioprio_set": 251,
+    "inotify_init": 253, "inotify_init1": 294,
 }  # fmt: skip
 _AARCH64 = {
     "ptrace": 117, "process_vm_readv": 270, "process_vm_writev": 271, "kcmp": 272, "mount": 40, "umount2": 39,
@@ -39,6 +41,7 @@ _AARCH64 = {
     "settimeofday": 170, "clock_settime": 112, "clock_adjtime": 266, "adjtimex": 171, "sethostname": 161,
     "setdomainname": 162, "memfd_create": 279, "shmget": 194, "msgget": 186, "semget": 190, "mq_open": 180,
     "fanotify_init": 262, "lookup_dcookie": 18, "vhangup": 58, "io_setup": 0, "ioprio_set": 30,
+    "inotify_init1": 26,
 }  # fmt: skip
 # Allowed where the argument at this position is 0, the calling process. setpriority's first argument is what kind of
 # target it has, and 0 is a process.

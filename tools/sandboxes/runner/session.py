@@ -11,12 +11,12 @@ from typing import Any, NamedTuple, NoReturn
 from miles_agents.tools.sandboxes.runner import linux
 from miles_agents.tools.sandboxes.runner.cgroups import ControlGroups
 from miles_agents.tools.sandboxes.runner.frames import encode, write_all
+from miles_agents.tools.sandboxes.runner.identity import FIRST_ID, ID_COUNT
 from miles_agents.tools.sandboxes.runner.rootfs import mount_private
 from miles_agents.tools.sandboxes.runner.seccomp import build_filter
 from miles_agents.tools.sandboxes.runner.supervisor import Supervisor
 
 INNER_ID = 1000  # user and group as the code sees them, under an ordinary user
-_FIRST_ID, _ID_COUNT = 2_000_000_000, 100_000_000  # of root's sessions: above what systems give to anyone
 _SESSION_FD = 3
 _FILTER = linux.SeccompFilter(build_filter())
 NAMESPACES = linux.CLONE_NEWNS | linux.CLONE_NEWPID | linux.CLONE_NEWNET | linux.CLONE_NEWIPC | linux.CLONE_NEWUTS
@@ -65,7 +65,7 @@ def _become_session(fd: int, place: Place, settings: dict[str, Any], groups: Con
 
 def _isolate(place: Place, settings: dict[str, Any]) -> None:
     """Everything that needs a capability, then give them all up."""
-    identity = _FIRST_ID + place.serial % _ID_COUNT if place.root else INNER_ID
+    identity = FIRST_ID + place.serial % ID_COUNT if place.root else INNER_ID
     if not place.root:
         map_ids(inside=(INNER_ID, INNER_ID), outside=(0, 0))
     linux.set_host_name("sandbox")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import os
 import signal
 from collections.abc import Callable, Iterator
@@ -53,7 +54,8 @@ class Shell:
         ends = {name: os.pipe() for name in ("stdout", "stderr", "folder")}
         pid = os.fork()
         if pid == 0:
-            inner = {name: pair[1] for name, pair in ends.items()}
+            # Out of the way of the number that the folder's end is about to take.
+            inner = {name: fcntl.fcntl(pair[1], fcntl.F_DUPFD, _FOLDER_FD + 1) for name, pair in ends.items()}
             _become_shell(shell, command, self._folder, inner, self._limits)
         outer = {name: pair[0] for name, pair in ends.items()}
         for _, write_end in ends.values():
@@ -80,10 +82,10 @@ class Shell:
         for name, stream in (("stdout", call.stdout), ("stderr", call.stderr)):
             take(outer[name], stream, at_most=call.hard_stop_bytes)
         self._note_folder(outer["folder"])
-        strays, all_gone = kill_strays(self._interpreter.worker.pid)
-        if not all_gone:
+        strays = kill_strays(self._interpreter.worker.pid)
+        if not strays.all_gone:
             self._interpreter.respawn()
-        return call.result(state_lost=not all_gone, exit_code=exit_code, strays_killed=strays)
+        return call.result(state_lost=not strays.all_gone, exit_code=exit_code, strays_killed=strays.killed)
 
     def _look(self, pid: int, call: Call) -> None:
         _note_end(pid, call)

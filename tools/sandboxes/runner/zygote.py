@@ -24,6 +24,7 @@ from typing import Any, NoReturn
 from miles_agents.tools.sandboxes.runner import linux
 from miles_agents.tools.sandboxes.runner.cgroups import ControlGroups, sweep
 from miles_agents.tools.sandboxes.runner.frames import FrameBuffer, encode, read_message, write_all
+from miles_agents.tools.sandboxes.runner.identity import is_root
 from miles_agents.tools.sandboxes.runner.rootfs import enter_new_root
 from miles_agents.tools.sandboxes.runner.session import Place, map_ids, start_session
 from miles_agents.tools.sandboxes.runner.warming import warm_up
@@ -108,7 +109,7 @@ class Zygote:
 
 def _launch(control: socket.socket, settings: dict[str, Any]) -> NoReturn:
     """Set up the zygote's own namespaces; this process stays behind as its guard."""
-    root = os.getuid() == 0
+    root = is_root()
     groups = ControlGroups(settings["owner"], memory_mb=settings["memory_mb"], processes=settings["processes"])
     groups.check()
     if not root:

@@ -1,0 +1,293 @@
+"""Sandboxes in hardened Docker containers: one container a session, discarded after use, made ahead by a pool.
+
+DockerSandboxes ──► ContainerPool ──► Launcher ──► ContainerBackend (create, attach, start)
+      │                                  │ own             │
+      │ release ──► Removals ◄───────────┘                 ▼
+      │                                             container: the runner, as process 1
+      ▼                                                    │
+RunnerSandbox ──► Wire ──► Channel ◄── dials the host's socket, or its attached standard streams
+"""
+
+from __future__ import annotations
+
+import logging
+import sys
+import time
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from miles_agents.contracts import SandboxLimits, SandboxProvider
+from miles_agents.errors import SandboxError, SandboxUnavailableError
+from miles_agents.tools.sandboxes.docker import hardening
+from miles_agents.tools.sandboxes.docker.backend import ContainerBackend, ContainerError, EngineFacts
+from miles_agents.tools.sandboxes.docker.dial_in import Doors
+from miles_agents.tools.sandboxes.docker.hardening import ContainerPlan
+from miles_agents.tools.sandboxes.docker.launch import Launched, Launcher, SessionRefusedError, is_well
+from miles_agents.tools.sandboxes.docker.owner import LABEL, Owner
+from miles_agents.tools.sandboxes.docker.pool import ContainerPool
+from miles_agents.tools.sandboxes.docker.removals import Removals
+from miles_agents.tools.sandboxes.docker.settings import IMAGE, DockerSettings, Pull, Transport
+from miles_agents.tools.sandboxes.runner_sandbox import RunnerSandbox
+from miles_agents.tools.sandboxes.wire import Wire
+
+_CLOSE_S = 60.0  # for the daemon to remove what is left
+_FRESH_S = 1.0  # a session that waited longer is asked whether it is well
+
+_log = logging.getLogger(__name__)
+
+
+class _Running(NamedTuple):
+    """What is there between `start` and `close`."""
+
+    backend: ContainerBackend
+    removals: Removals
+    launcher: Launcher
+    pool: ContainerPool
+
+
+class DockerSandboxes(SandboxProvider):
+    """Opens sessions in containers of their own.
+
+    Args:
+        limits: of each session.
+        preload: packages to have imported before a session begins; they must be in the image.
+        settings: see `DockerSettings`.
+        backend: instead of the Docker daemon that the settings name.
+    """
+
+    def __init__(
+        self,
+        *,
+        limits: SandboxLimits | None = None,
+        preload: Sequence[str] = (),
+        settings: DockerSettings | None = None,
+        backend: ContainerBackend | None = None,
+    ) -> None:
+        self._limits = limits or SandboxLimits()
+        self._preload = tuple(preload)
+        self._settings = settings or DockerSettings()
+        self._given_backend = backend
+        self._owner = Owner.of_this_process()
+        self._facts = EngineFacts()
+        self._transport = self._settings.transport
+        self._doors = Doors(self._owner)
+        self._running: _Running | None = None
+        self._names: dict[Wire, str] = {}
+        self._open: set[RunnerSandbox] = set()
+        self.left_behind: tuple[str, ...] = ()  # containers that `close` could not remove
+
+    @property
+    def description(self) -> str:
+        """One line for the run header."""
+        runtime = self._settings.runtime or self._facts.default_runtime
+        loaded = f", preloaded {', '.join(self._preload)}" if self._preload else ""
+        return (
+            f"docker ({self._settings.image}; {runtime}, over {self._transport}; no network, no capabilities, "
+            f"read-only, distinct user ids; seccomp; control groups and rlimits{loaded})"
+        )
+
+    @property
+    def label(self) -> str:
+        """What the containers of this launcher carry, as `docker ps --filter label=…` takes it."""
+        return f"{LABEL}={self._owner.name}"
+
+    @property
+    def ready(self) -> int:
+        """Sessions that the pool has ready."""
+        return self._running.pool.ready if self._running else 0
+
+    async def start(self) -> None:
+        """Look at the daemon, remove what ended processes left there, make a first session. A second call does nothing.
+
+        Raises:
+            SandboxUnavailableError: the daemon is not there or cannot give the isolation; the message prints the way
+                out.
+        """
+        if self._running is not None:
+            return
+        backend = self._given_backend or _engine_backend(self._settings.host)
+        self._running = running = self._assemble(backend)
+        try:
+            await self._look_at(backend)
+            await self._reap(running)
+            self._doors.open()
+            running.pool.put(await self._first_session(running.launcher))
+            running.pool.fill()
+        except (ContainerError, OSError) as error:
+            await self.close()
+            raise SandboxUnavailableError(_cannot(str(error))) from error
+        except BaseException:
+            await self.close()
+            raise
+
+    async def open(self) -> RunnerSandbox:
+        """A fresh session.
+
+        Raises:
+            SandboxError: it could not be set up.
+        """
+        sandbox = RunnerSandbox(self, await self.connect())
+        self._open.add(sandbox)
+        return sandbox
+
+    async def connect(self) -> Wire:
+        """The wire to a fresh session; see `SessionOwner.connect`."""
+        asked = time.monotonic()
+        try:
+            launched = await self._take()
+        except SandboxError:
+            self.counters.failed_starts += 1
+            raise
+        waited = time.monotonic() - asked
+        under_way = min(waited, launched.launch_s) if launched.made_at > asked else 0.0
+        self.counters.starts += 1
+        self.counters.start_s += waited
+        self.counters.pool_wait_s += waited - under_way
+        self._names[launched.wire] = launched.name
+        return launched.wire
+
+    def release(self, wire: Wire) -> None:
+        """Hang up, and remove the container in the background; see `SessionOwner.release`."""
+        wire.close()
+        name = self._names.pop(wire, None)
+        if name is not None and self._running is not None:
+            self._running.removals.start(name)
+
+    def forget(self, sandbox: RunnerSandbox) -> None:
+        """A session was closed; see `SessionOwner.forget`."""
+        self._open.discard(sandbox)
+
+    async def close(self) -> None:
+        """End every session; returns when their containers are gone. What could not be removed is reported."""
+        running = self._running
+        if running is None:
+            return
+        try:
+            await running.pool.close()
+            for sandbox in list(self._open):
+                await sandbox.close()
+            self.left_behind = tuple(sorted(await running.removals.finish(_CLOSE_S)))
+        finally:
+            self._running = None
+            await running.removals.cancel()
+            await running.backend.close()
+            self._doors.close()
+        if self.left_behind:
+            names = " ".join(self.left_behind)
+            _log.error("these containers could not be removed; type: docker rm --force %s", names)
+
+    def _assemble(self, backend: ContainerBackend) -> _Running:
+        removals = Removals(backend, self.counters)
+        plan = ContainerPlan(owner=self._owner, settings=self._settings, limits=self._limits, preload=self._preload)
+        launcher = Launcher(backend, removals, plan, self._doors)
+        pool = ContainerPool(
+            lambda: launcher.launch(self._transport, maps_user_ids=self._facts.maps_user_ids),
+            self._discard,
+            size=self._settings.pool_size,
+            at_once=self._settings.max_parallel_starts,
+        )
+        return _Running(backend, removals, launcher, pool)
+
+    async def _look_at(self, backend: ContainerBackend) -> None:
+        """Refuse a daemon that cannot hold sessions to their limits, or has no image."""
+        local = backend.host.startswith("unix://") and sys.platform == "linux"
+        if self._settings.transport is Transport.SOCKET and not local:
+            raise SandboxUnavailableError(
+                _cannot(
+                    f"sandbox.docker.transport=socket needs a daemon on this machine, not {backend.host}; leave it out"
+                )
+            )
+        self._facts = await backend.connect()
+        why_not = hardening.refusal(self._facts, self._settings)
+        if why_not:
+            raise SandboxUnavailableError(_cannot(why_not))
+        for warning in hardening.warnings(self._facts):
+            _log.warning("%s", warning)
+        if self._settings.transport is Transport.AUTO:
+            dials = local and hardening.shares_kernel(self._facts, self._settings)
+            self._transport = Transport.SOCKET if dials else Transport.STDIO
+        await self._require_image(backend)
+
+    async def _require_image(self, backend: ContainerBackend) -> None:
+        image = self._settings.image
+        if await backend.has_image(image):
+            return
+        if self._settings.pull is not Pull.MISSING:
+            raise SandboxUnavailableError(_cannot(_no_image(image)))
+        _log.info("pulling the image %s", image)
+        try:
+            await backend.pull(image)
+        except ContainerError as error:
+            raise SandboxUnavailableError(_cannot(f"the image {image} could not be pulled: {error}")) from error
+
+    async def _reap(self, running: _Running) -> None:
+        """Have the containers removed that processes of this user here left when they were killed."""
+        found = await running.backend.list(LABEL)
+        left_over = [record.name for record in found if self._owner.may_reap(record.labels)]
+        for name in left_over:
+            running.removals.own(name)
+            running.removals.start(name)
+        if left_over:
+            _log.warning("removing %d containers that ended processes left: %s", len(left_over), ", ".join(left_over))
+
+    async def _first_session(self, launcher: Launcher) -> Launched:
+        """One session ahead of all need: what does not work is found now, not in every episode."""
+        mapped = self._facts.maps_user_ids
+        try:
+            try:
+                return await launcher.launch(self._transport, maps_user_ids=mapped)
+            except SessionRefusedError:
+                raise
+            except SandboxError as error:
+                if self._settings.transport is not Transport.AUTO or self._transport is Transport.STDIO:
+                    raise
+                launched = await launcher.launch(Transport.STDIO, maps_user_ids=mapped)
+                self._transport = Transport.STDIO
+                _log.warning(
+                    "sessions go over the containers' standard streams, since a socket does not work: %s", error
+                )
+                return launched
+        except SandboxError as error:
+            raise SandboxUnavailableError(_cannot(str(error))) from error
+
+    async def _take(self) -> Launched:
+        """A session that answers."""
+        if self._running is None:
+            raise SandboxError("the sandbox provider is not running: call start() first")
+        while True:
+            launched = await self._running.pool.take()
+            try:
+                if time.monotonic() - launched.made_at < _FRESH_S or await is_well(launched):
+                    return launched
+            except BaseException:
+                self._discard(launched)
+                raise
+            _log.warning("a session that was kept ready ended before its use: %s", launched.name)
+            self._discard(launched)
+
+    def _discard(self, launched: Launched) -> None:
+        self._names[launched.wire] = launched.name
+        self.release(launched.wire)
+
+
+def _engine_backend(host: str) -> ContainerBackend:
+    try:
+        from miles_agents.tools.sandboxes.docker.engine_backend import EngineBackend
+    except ModuleNotFoundError as error:
+        raise SandboxUnavailableError(
+            _cannot(f"{error.name} is not installed. Type:\n    pip install 'miles_agents[docker]'")
+        ) from error
+    return EngineBackend(host)
+
+
+def _cannot(why: str) -> str:
+    return f"sandbox=docker cannot run here: {why}"
+
+
+def _no_image(image: str) -> str:
+    if image == IMAGE:
+        return (
+            f"the daemon has no image {image}. Make it:\n    make sandbox-image\n"
+            "or, where no registry is reachable:\n    docker/build_offline.sh"
+        )
+    return f"the daemon has no image {image}. Type:\n    docker pull {image}\nor add: sandbox.docker.pull=missing"
