@@ -25,6 +25,7 @@ SUBPROCESS, DOCKER_EXEC = "subprocess", "docker exec"
 _PRELOAD = ("numpy", "sympy")
 _TIMEOUT_S = 60.0
 _POOL = 8
+_ATTEMPTS = 3  # of one docker exec
 _FULL_S = 0.01  # between two looks whether the pool is full
 
 
@@ -209,8 +210,12 @@ class _ExecSession:
         self._container = container
 
     async def call(self, code: str) -> str:
-        code_and_output = self._container.exec_run(["python3", "-c", code])
-        return bytes(code_and_output.output).decode()
+        # With many of them at a time the daemon loses the output of some (exit code 0, nothing printed): asked again.
+        for _ in range(_ATTEMPTS):
+            done = self._container.exec_run(["python3", "-c", code])
+            if done.output or done.exit_code != 0:
+                return bytes(done.output).decode()
+        raise RuntimeError(f"docker exec gave no output in {_ATTEMPTS} attempts")
 
     async def close(self) -> None:
         self._container.remove(force=True)

@@ -48,7 +48,7 @@ def tool_rows(calls: Mapping[str, Sequence[CallFacts]]) -> list[dict[str, Any]]:
     declared = {name for some in calls.values() for name in tool_figures(some).tools}
     tables = {heading: tool_figures(some, declared=declared) for heading, some in calls.items()}
     rows = [_row(name, heading, tables[heading].tools[name]) for name in sorted(declared) for heading in calls]
-    unknown = [
+    unknown: list[dict[str, Any]] = [
         {"tool": None, "episodes": heading, "calls": table.unknown_calls, "errors": {}, "latency": None, "wait": None}
         for heading, table in tables.items()
         if table.unknown_calls

@@ -13,7 +13,7 @@ from miles_agents.tools.sandboxes.wire import Wire
 
 _MARGIN_S = 15.0  # over a call's own limit: the interrupt's grace, the kill, a busy machine
 _FILE_S = 30.0
-_LARGE_CHARS = 1 << 17  # of a request: see `Wire.send`
+_LARGE_CHARS = 1 << 17  # of a request: see `Wire.ask`
 
 
 class SessionOwner(Protocol):
@@ -79,8 +79,8 @@ class RunnerSandbox(Sandbox):
     async def write_file(self, path: str, data: bytes) -> None:
         """Write a file of the session; see `Sandbox.write_file`."""
         large = len(data) > _LARGE_CHARS
-        encoded = await asyncio.to_thread(base64.b64encode, data) if large else base64.b64encode(data)
-        await self._request({"op": "write", "path": path, "data": encoded.decode()}, _FILE_S, large=large)
+        encoded = await asyncio.to_thread(_in_base64, data) if large else _in_base64(data)
+        await self._request({"op": "write", "path": path, "data": encoded}, _FILE_S, large=large)
 
     async def reset(self) -> None:
         """A new session takes this one's place: nothing can be left over."""
@@ -104,8 +104,7 @@ class RunnerSandbox(Sandbox):
             self._require_open()
             number = next(self._ids)
             try:
-                await self._wire.send({"id": number, **request}, deadline_s, large=large)
-                answer = await self._wire.receive(deadline_s)
+                answer = await self._wire.ask({"id": number, **request}, deadline_s, large=large)
                 if answer.get("id") != number:
                     raise self._wire.lost("its answers are out of step")
             except SandboxError:
@@ -122,3 +121,7 @@ class RunnerSandbox(Sandbox):
             raise SandboxError("the sandbox session is closed")
         if self._wire.dead:
             raise SandboxError(f"the sandbox session was lost: {self._wire.dead}")
+
+
+def _in_base64(data: bytes) -> str:
+    return base64.b64encode(data).decode("ascii")

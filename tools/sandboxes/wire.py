@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import socket
-from typing import Any, Protocol
+from collections.abc import Coroutine
+from typing import Any, Protocol, TypeVar
 
 from miles_agents.contracts import SandboxLimits
 from miles_agents.errors import SandboxError
 from miles_agents.tools.sandboxes.runner.frames import FrameBuffer, FrameError, encode
 
-_READ_BYTES = 1 << 18
+T = TypeVar("T")
+
+_READ_BYTES = 1 << 16  # a larger buffer is mapped and unmapped by the allocator for every answer
 _LARGE_BYTES = 1 << 18  # JSON of this size takes milliseconds: a thread's work, not the event loop's
 
 
@@ -52,16 +55,21 @@ class SocketChannel:
     def __init__(self, connection: socket.socket) -> None:
         connection.setblocking(False)
         self._socket = connection
-        self._waiting: asyncio.Future[None] | None = None
+        self._waiting: asyncio.Future[bytes] | None = None
         self._watched_by: asyncio.AbstractEventLoop | None = None
 
     async def receive(self) -> bytes:
-        """See `Channel.receive`."""
-        while True:
-            try:
-                return self._socket.recv(_READ_BYTES)
-            except BlockingIOError:
-                await self._readable()
+        """See `Channel.receive`. A turn of the event loop for each piece: a fast sender cannot keep it to itself."""
+        loop = asyncio.get_running_loop()
+        if self._watched_by is not loop:
+            self.unwatch()
+            loop.add_reader(self._socket, self._take)
+            self._watched_by = loop
+        self._waiting = loop.create_future()
+        try:
+            return await self._waiting
+        finally:
+            self._waiting = None
 
     async def send(self, data: bytes) -> None:
         """See `Channel.send`."""
@@ -84,23 +92,20 @@ class SocketChannel:
         self.unwatch()
         self._socket.close()
 
-    async def _readable(self) -> None:
-        loop = asyncio.get_running_loop()
-        if self._watched_by is not loop:
-            self.unwatch()
-            loop.add_reader(self._socket, self._wake)
-            self._watched_by = loop
-        self._waiting = loop.create_future()
-        try:
-            await self._waiting
-        finally:
-            self._waiting = None
-
-    def _wake(self) -> None:
+    def _take(self) -> None:
+        # Read here and not by the task that waits: it runs one turn later, until when the loop would find the
+        # descriptor readable again.
         if self._waiting is None:  # nobody asked: the other end hung up between two calls
             self.unwatch()
-        elif not self._waiting.done():
-            self._waiting.set_result(None)
+            return
+        if self._waiting.done():
+            return
+        try:
+            self._waiting.set_result(self._socket.recv(_READ_BYTES))
+        except BlockingIOError:
+            return
+        except OSError as error:
+            self._waiting.set_exception(error)
 
     def unwatch(self) -> None:
         """Take the descriptor from the event loop, for others to wait on."""
@@ -128,14 +133,26 @@ class Wire:
         Raises:
             SandboxError: the other end is gone, too slow, or talks nonsense.
         """
+        return await self._within(deadline_s, self._next())
+
+    async def send(self, message: dict[str, Any], deadline_s: float) -> None:
+        """Send one message; raises as `receive` does."""
+        await self._within(deadline_s, self._channel.send(encode(message)))
+
+    async def ask(self, message: dict[str, Any], deadline_s: float, *, large: bool = False) -> dict[str, Any]:
+        """Send one message, then receive one; raises as `receive` does.
+
+        Args:
+            message: JSON.
+            deadline_s: for both.
+            large: encode it off the event loop.
+        """
+        return await self._within(deadline_s, self._ask(message, large=large))
+
+    async def _within(self, deadline_s: float, work: Coroutine[Any, Any, T]) -> T:
         try:
             async with asyncio.timeout(deadline_s):
-                while (message := await self._pop()) is None:
-                    data = await self._channel.receive()
-                    if not data:
-                        raise self.lost("its processes ended")
-                    self._buffer.feed(data)
-            return message
+                return await work
         except TimeoutError:
             raise self.lost(f"no answer within {deadline_s:g} s") from None
         except (OSError, FrameError) as error:
@@ -144,25 +161,17 @@ class Wire:
             self.kill("a call was cancelled")
             raise
 
-    async def send(self, message: dict[str, Any], deadline_s: float, *, large: bool = False) -> None:
-        """Send one message; raises as `receive` does.
+    async def _ask(self, message: dict[str, Any], *, large: bool) -> dict[str, Any]:
+        await self._channel.send(await asyncio.to_thread(encode, message) if large else encode(message))
+        return await self._next()
 
-        Args:
-            message: JSON.
-            deadline_s: until the other end has taken it.
-            large: encode it off the event loop.
-        """
-        try:
-            async with asyncio.timeout(deadline_s):
-                data = await asyncio.to_thread(encode, message) if large else encode(message)
-                await self._channel.send(data)
-        except TimeoutError:
-            raise self.lost(f"takes no request within {deadline_s:g} s") from None
-        except OSError as error:
-            raise self.lost(str(error)) from error
-        except asyncio.CancelledError:
-            self.kill("a call was cancelled")
-            raise
+    async def _next(self) -> dict[str, Any]:
+        while (message := await self._pop()) is None:
+            data = await self._channel.receive()
+            if not data:
+                raise self.lost("its processes ended")
+            self._buffer.feed(data)
+        return message
 
     async def _pop(self) -> dict[str, Any] | None:
         if len(self._buffer) < _LARGE_BYTES or not self._buffer.complete():

@@ -12,6 +12,7 @@ from miles_agents.tools.sandboxes.runner.capture import Capture
 GRACE_S = 0.25  # between the interrupt and the kill
 HARD_STOP_FACTOR = 64  # a stream may be this many times longer than what is shown of it
 TICK_S = 0.1  # how often a long call is looked at
+_SHORT_MS = 1  # what a call this short prints is taken once, at its end, and not piece by piece
 _READ_BYTES = 1 << 16
 _LATE_BYTES = 4096
 
@@ -70,9 +71,8 @@ class Watch:
         self._events: dict[int, Callable[[], None]] = {host_fd: _end_session}
 
     def capture(self, fd: int, stream: Capture) -> None:
-        """Take what comes from a descriptor."""
+        """Take what comes from a descriptor, if the call is not a short one; what is left there is the caller's."""
         self._streams[fd] = stream
-        self._poller.register(fd, select.POLLIN)
 
     def on_event(self, fd: int, react: Callable[[], None]) -> None:
         """Call `react` when there is something to read."""
@@ -82,6 +82,11 @@ class Watch:
     def wait(self) -> None:
         """Until the call has a status."""
         call = self._call
+        if not call.status:
+            for fd, _ in self._poller.poll(_SHORT_MS):
+                self._events[fd]()
+        for fd in self._streams:
+            self._poller.register(fd, select.POLLIN)
         next_look = call.started + TICK_S
         while not call.status:
             left = call.deadline - time.monotonic()
@@ -140,4 +145,6 @@ def take(fd: int, into: Capture, *, at_most: int = 1 << 20) -> bool:
         if not data:
             return data is None
         into.add(data)
+        if len(data) < _READ_BYTES:  # of a pipe: that was all
+            return True
     return True

@@ -61,8 +61,11 @@ class Interpreter:
             become_worker(inner, self._limits)
         for fd in inner.values():
             os.close(fd)
-        for fd in outer.values():
+        self._outputs = select.poll()
+        for name, fd in outer.items():
             os.set_blocking(fd, False)
+            if name != "calls":
+                self._outputs.register(fd, select.POLLIN)
         return Worker(pid=pid, **outer)
 
     def respawn(self) -> int | None:
@@ -78,7 +81,6 @@ class Interpreter:
         """Run one call to its end; the fields of the answer."""
         lost_before = self._settle(call)
         worker = self.worker
-        os.kill(worker.pid, signal.SIGCONT)
         nonce = secrets.token_hex(8)
         replies = FrameBuffer(_MAX_REPLY_BYTES)
         self._send(worker, call, encode({"nonce": nonce, "code": code}))
@@ -89,15 +91,23 @@ class Interpreter:
             watch.capture(fd, stream)
         watch.on_event(worker.replies, lambda: _take_reply(worker, call, replies, nonce))
         watch.wait()
-        for fd, stream in _streams(worker, call):  # whatever was written before the reply is in the pipes by now
-            take(fd, stream, at_most=call.hard_stop_bytes)
-        if call.status in _STATUSES and (extra := read_some(worker.replies)):
+        self._take_rest(worker, call, replies)
+        return self._finish(worker, call, lost_before=lost_before)
+
+    def _take_rest(self, worker: Worker, call: Call, replies: FrameBuffer) -> None:
+        """Whatever was written before the reply is in the pipes by now; a second reply is a forged one."""
+        ready = {fd for fd, _ in self._outputs.poll(0)}
+        for fd, stream in _streams(worker, call):
+            if fd in ready:
+                take(fd, stream, at_most=call.hard_stop_bytes)
+        if call.status in _STATUSES and worker.replies in ready and (extra := read_some(worker.replies)):
             replies.feed(extra)
         call.forged = call.forged or len(replies) > 0
-        return self._finish(worker, call, lost_before=lost_before)
 
     def _settle(self, call: Call) -> bool:
         """Take what came between the calls: late output, and frames nobody asked for. True if state was lost."""
+        if not self._outputs.poll(0):
+            return False
         worker = self.worker
         for fd in (worker.stdout, worker.stderr, worker.late):
             take(fd, call.late)
@@ -110,18 +120,32 @@ class Interpreter:
         return True
 
     def _send(self, worker: Worker, call: Call, frame: bytes) -> None:
-        """Hand the code over; a worker that does not read it within the limit has lost its turn."""
+        """Hand the code over and let the worker go on, in this order: it wakes once and finds the code there.
+
+        A worker that does not read it within the limit has lost its turn.
+        """
         data = memoryview(frame)
+        data = self._write(worker, call, data)
+        os.kill(worker.pid, signal.SIGCONT)
+        if not data:
+            return
         poller = select.poll()
         poller.register(worker.calls, select.POLLOUT)
         while data and not call.status:
-            try:
-                data = data[os.write(worker.calls, data) :]
-            except BlockingIOError:
-                if not poller.poll(max(0.0, call.deadline - time.monotonic()) * 1000):
-                    call.status = "timeout"
-            except OSError:
-                call.status = "crashed"
+            if poller.poll(max(0.0, call.deadline - time.monotonic()) * 1000):
+                data = self._write(worker, call, data)
+            else:
+                call.status = "timeout"
+
+    def _write(self, worker: Worker, call: Call, data: memoryview) -> memoryview:
+        """Write what the pipe takes; what is left comes back."""
+        try:
+            return data[os.write(worker.calls, data) :]
+        except BlockingIOError:
+            return data
+        except OSError:
+            call.status = "crashed"
+            return data
 
     def _look(self, call: Call) -> None:
         """A worker whose children hold its pipes shows no end of file; and memory that nobody counts."""

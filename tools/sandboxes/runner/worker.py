@@ -90,7 +90,8 @@ class Worker:
             write_all(self._replies_fd, encode({"nonce": call["nonce"], "status": status}))
 
     def _note_leftovers(self) -> None:
-        self._leftovers.update(each for each in threading.enumerate() if each is not threading.main_thread())
+        if threading.active_count() > 1:
+            self._leftovers.update(each for each in threading.enumerate() if each is not threading.main_thread())
 
     def _begin(self) -> None:
         """A fresh session begins the same every time: modules, random state, streams."""

@@ -156,7 +156,7 @@ class _Guard:
 
     def keep(self) -> NoReturn:
         """Wait for the zygote's end, after the host's end not for long, and clear up."""
-        status, deadline = None, None
+        deadline: float | None = None
         while (status := self._ended()) is None:
             if deadline is not None and time.monotonic() > deadline:
                 os.kill(self._pid, signal.SIGKILL)
