@@ -1,4 +1,4 @@
-# make train | test | check | fix | bench | sandbox-image    (everything is set up in .venv the first time)
+# make train | test | check | fix | bench | bench-sandbox | sandbox-image    (everything is set up in .venv the first time)
 # PYTHON=python3.12 chooses the interpreter; WORDS='steps=20 seed=1' is added to the command; TORCH_ARGS goes to pip
 # when it installs PyTorch, e.g. TORCH_ARGS='--index-url https://download.pytorch.org/whl/cpu' for a build without CUDA.
 PYTHON ?= python3
@@ -9,7 +9,7 @@ PIP := $(BIN)/python -m pip -qq --disable-pip-version-check
 WORDS ?=
 TORCH_ARGS ?=
 
-.PHONY: train test check fix bench controls setup sandbox-image clean
+.PHONY: train test check fix bench bench-sandbox controls setup sandbox-image clean
 .DEFAULT_GOAL := train
 
 $(STAMP): pyproject.toml constraints.txt
@@ -41,6 +41,16 @@ fix: $(STAMP)
 
 bench: $(STAMP)
 	$(BIN)/python -m benchmarks $(WORDS)
+
+# Other projects' sandboxes are measured in a virtual environment of their own.
+PEERS := .venv-peers
+$(PEERS)/.installed: benchmarks/peers.txt
+	@$(PYTHON) -m venv --clear $(PEERS)
+	@$(PEERS)/bin/python -m pip -qq --disable-pip-version-check install -r benchmarks/peers.txt
+	@touch $@
+
+bench-sandbox: $(STAMP) $(PEERS)/.installed
+	$(BIN)/python -m benchmarks.sandboxes --peers-python $(PEERS)/bin/python $(WORDS)
 
 controls: $(STAMP)
 	$(BIN)/python -m benchmarks.controls $(WORDS)

@@ -13,7 +13,16 @@ from rich.table import Table as RichTable
 
 from benchmarks.measuring import Settings, Table
 
-BENCHMARKS = ("rollout", "training", "tool_calls", "sandbox_sessions", "tool_overlap", "staleness", "main_job")
+BENCHMARKS = (
+    "rollout",
+    "training",
+    "tool_calls",
+    "sandbox_sessions",
+    "event_loop",
+    "tool_overlap",
+    "staleness",
+    "main_job",
+)
 _USAGE = f"""usage: python -m benchmarks [NAME…] [repeats=5] [threads=N] [scale=1] [model=starter]
 
   NAME     one or more of: {", ".join(BENCHMARKS)}; all by default

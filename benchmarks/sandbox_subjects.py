@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import subprocess
 import sys
 from collections.abc import Mapping
@@ -25,6 +26,7 @@ SUBPROCESS, DOCKER_EXEC = "subprocess", "docker exec"
 _PRELOAD = ("numpy", "sympy")
 _TIMEOUT_S = 60.0
 _POOL = 8
+_CONTAINER_S = "3600"
 _ATTEMPTS = 3  # of one docker exec
 _FULL_S = 0.01  # between two looks whether the pool is full
 
@@ -170,7 +172,7 @@ class DockerExec:
 
     def __init__(self, host: str) -> None:
         self._host = host
-        self._label = "miles-agents.benchmark=exec"
+        self._label = f"miles-agents.benchmark=exec-{os.getpid()}"
         self._client: DockerClient | None = None
 
     async def start(self) -> str:
@@ -186,8 +188,13 @@ class DockerExec:
         """See `Subject.open`."""
         assert self._client is not None
         key, _, value = self._label.partition("=")
-        options: Mapping[str, Any] = {"network_mode": "none", "init": True, "labels": {key: value}}
-        return _ExecSession(self._client.containers.run(IMAGE, ["sleep", "infinity"], detach=True, **options))
+        options: Mapping[str, Any] = {
+            "network_mode": "none",
+            "init": True,
+            "auto_remove": True,  # whatever happens to this process, its containers end
+            "labels": {key: value},
+        }
+        return _ExecSession(self._client.containers.run(IMAGE, ["sleep", _CONTAINER_S], detach=True, **options))
 
     async def settle(self) -> None:
         """See `Subject.settle`."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -47,6 +48,14 @@ def docker_host() -> Iterator[str]:
         except NoDockerError as error:
             pytest.skip(str(error))
         yield host
+
+
+@pytest.fixture
+def short_tmp_path(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """Where temporary folders are made during the test; short enough for the paths of sockets."""
+    with tempfile.TemporaryDirectory(dir="/tmp") as folder:
+        monkeypatch.setattr("tempfile.tempdir", folder)
+        yield Path(folder)
 
 
 _SLOW_FIXTURES = {"starter": 400, "docker_host": 600}  # seconds; making the model, making the image

@@ -24,7 +24,7 @@ from pathlib import Path
 from docker import DockerClient
 from docker.errors import DockerException, ImageNotFound
 
-from miles_agents.tools.sandboxes.docker.daemon import resolve_host
+from miles_agents.tools.sandboxes.docker.daemon import knock, resolve_host
 from miles_agents.tools.sandboxes.docker.settings import IMAGE
 
 ROOT = Path(__file__).parents[1]
@@ -62,6 +62,7 @@ def private_daemon(*options: str) -> Iterator[str]:
     with _one_at_a_time():
         _install()
     folder = Path(tempfile.mkdtemp(prefix="dockerd-"))
+    folder.chmod(0o711)  # a daemon that maps user ids asks for a way in
     host = f"unix://{folder}/docker.sock"
     with (folder / "log").open("wb") as log:
         process = subprocess.Popen([*_command(folder, host), *options], stdout=log, stderr=log, start_new_session=True)
@@ -78,10 +79,13 @@ def private_daemon(*options: str) -> Iterator[str]:
 def _command(folder: Path, host: str) -> list[str]:
     places = ["--data-root", f"{folder}/root", "--exec-root", f"{folder}/exec", "--pidfile", f"{folder}/pid"]
     no_network = ["--bridge=none", "--iptables=false", "--ip6tables=false", "--ip-forward=false"]
-    return ["dockerd", *places, "--host", host, *no_network]
+    ends_with_us = ["setpriv", "--pdeathsig", "TERM"]  # should the tests be killed
+    return [*ends_with_us, "dockerd", *places, "--host", host, *no_network]
 
 
 def _answers(host: str) -> bool:
+    if knock(host):
+        return False
     try:
         with contextlib.closing(DockerClient(base_url=host, timeout=10)) as client:
             return bool(client.ping())

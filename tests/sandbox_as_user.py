@@ -229,23 +229,37 @@ class _Host:
         self._writer = writer
         self._provider = NamespaceSandboxes()
         self._sessions: dict[int, Sandbox] = {}
+        self._opened: dict[int, Sandbox] = {}  # by the call that opened them
         self._tasks: dict[int, asyncio.Task[None]] = {}
         self._numbers = itertools.count()
 
     def take(self, message: tuple[int, int | None, str, tuple[Any, ...], dict[str, Any]]) -> None:
         number, session, method, args, kwargs = message
         if method == "cancel":
-            if number in self._tasks:
-                self._tasks[number].cancel()
+            self._tasks[-1 - number] = asyncio.create_task(self._cancel(number))
             return
         target = self if session is None else self._sessions[session]
         task = asyncio.create_task(self._answer(number, lambda: getattr(target, method)(*args, **kwargs)))
         self._tasks[number] = task
         task.add_done_callback(lambda _: self._tasks.pop(number))
 
+    async def _cancel(self, number: int) -> None:
+        """End a call; if it was an `open` that came to its end all the same, nobody will close that session."""
+        if (task := self._tasks.get(number)) is not None:
+            task.cancel()
+            await asyncio.wait({task})
+        if (session := self._opened.pop(number, None)) is not None:
+            await session.close()
+        del self._tasks[-1 - number]
+
     async def _answer(self, number: int, call: Callable[[], Awaitable[Any]]) -> None:
         try:
-            answer = (number, await call(), None)
+            value = await call()
+            if isinstance(value, Sandbox):
+                self._opened[number] = value
+                value = next(self._numbers)
+                self._sessions[value] = self._opened[number]
+            answer = (number, value, None)
         except Exception as error:
             answer = (number, None, error)
         self._writer.write(_frame(answer))
@@ -261,10 +275,8 @@ class _Host:
     async def describe(self) -> tuple[str, int]:
         return self._provider.description, self._provider.process_id
 
-    async def open(self) -> int:
-        number = next(self._numbers)
-        self._sessions[number] = await self._provider.open()
-        return number
+    async def open(self) -> Sandbox:
+        return await self._provider.open()
 
     async def close(self) -> None:
         await self._provider.close()

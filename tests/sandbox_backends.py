@@ -21,37 +21,47 @@ NAMESPACES = (pytest.param("root", marks=pytest.mark.sandbox), pytest.param("use
 BACKENDS = (*NAMESPACES, pytest.param("docker", marks=pytest.mark.docker))
 
 
-@asynccontextmanager
-async def running(
-    backend: str, request: pytest.FixtureRequest, *, limits: SandboxLimits | None = None, **settings: Any
-) -> AsyncIterator[SandboxProvider]:
-    """A started provider. Nothing is preloaded: these tests need no library.
+def provider_for(
+    backend: str, *, limits: SandboxLimits | None = None, docker_host: str = "", **settings: Any
+) -> SandboxProvider:
+    """A provider that is not started yet. Nothing is preloaded: these tests need no library.
 
     Args:
         backend: `root`, `user` or `docker`.
-        request: of the fixture or test; Docker's daemon comes from there.
         limits: of each session.
+        docker_host: the address of the daemon.
         settings: of Docker's launcher.
     """
     limits = limits or SandboxLimits()
     if backend == "docker":
-        async with _in_docker(request.getfixturevalue("docker_host"), limits, settings) as provider:
-            yield provider
-    elif backend == "user" and os.getuid() == 0:
-        async with UserSandboxes(preload=(), limits=limits) as hosted:
-            if hosted.refusal:
-                pytest.skip(hosted.refusal)
-            yield hosted
-    elif backend == "root" and os.getuid() != 0:
+        from miles_agents.tools.sandboxes.docker import DockerSandboxes, DockerSettings
+
+        return DockerSandboxes(settings=DockerSettings(host=docker_host, **settings), limits=limits, preload=())
+    if backend == "user" and os.getuid() == 0:
+        return UserSandboxes(preload=(), limits=limits)
+    return NamespaceSandboxes(preload=(), limits=limits)
+
+
+@asynccontextmanager
+async def running(backend: str, request: pytest.FixtureRequest, **settings: Any) -> AsyncIterator[SandboxProvider]:
+    """A started provider; where this machine cannot give it, the test is skipped.
+
+    Args:
+        backend: `root`, `user` or `docker`.
+        request: of the fixture or test; Docker's daemon comes from there.
+        settings: see `provider_for`.
+    """
+    if backend == "root" and os.getuid() != 0:
         pytest.skip("this is an ordinary user: 'user' tries all of this here")
-    elif not probe().works:
+    if backend != "docker" and not probe().works:
         pytest.skip(refusal(probe()))
-    else:
-        async with NamespaceSandboxes(preload=(), limits=limits) as provider:
-            yield provider
+    docker_host = request.getfixturevalue("docker_host") if backend == "docker" else ""
+    async with provider_for(backend, docker_host=docker_host, **settings) as provider:
+        if getattr(provider, "refusal", ""):
+            pytest.skip(provider.refusal)
+        yield provider
 
 
-def _in_docker(host: str, limits: SandboxLimits, settings: dict[str, Any]) -> SandboxProvider:
-    from miles_agents.tools.sandboxes.docker import DockerSandboxes, DockerSettings
-
-    return DockerSandboxes(settings=DockerSettings(host=host, **settings), limits=limits, preload=())
+def host_of(provider: SandboxProvider) -> int:
+    """The process that hosts a provider: this one, unless an ordinary user does."""
+    return getattr(provider, "host_id", os.getpid())

@@ -183,7 +183,12 @@ async def test_closing_ends_launches_and_refuses_those_who_wait():
 
 
 def removals_on(backend):
-    return Removals(backend, SandboxCounters(), first_pause_s=0.001)
+    return Removals(backend, SandboxCounters())
+
+
+@pytest.fixture(autouse=True)
+def short_pauses(monkeypatch):
+    monkeypatch.setattr("miles_agents.tools.sandboxes.docker.removals._FIRST_PAUSE_S", 0.001)
 
 
 async def test_a_cancelled_creation_goes_on_and_its_container_is_removed():
@@ -224,7 +229,7 @@ async def test_a_creation_that_never_answered_is_looked_after_once_more(monkeypa
 async def test_failed_removals_are_tried_again_counted_and_reported(caplog):
     backend = FakeContainerBackend(fail_removals={0, 1})
     counters = SandboxCounters()
-    removals = Removals(backend, counters, first_pause_s=0.001)
+    removals = Removals(backend, counters)
     removals.own("a")
     await backend.create("a", {})
     removals.start("a")

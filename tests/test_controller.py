@@ -3,191 +3,34 @@
 from __future__ import annotations
 
 import asyncio
-import errno
 import json
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from scripted_runs import Adding, Scripted, ScriptedReply, call_text, turn_of
+from scripted_loop import GROUPS, SIZE, SaysOne, World, mixed
+from scripted_runs import ScriptedReply, call_text, turn_of
 
 from miles_agents.algorithms.grpo import GRPO
-from miles_agents.contracts import (
-    Algorithm,
-    Env,
-    EnvResources,
-    ExecResult,
-    ExecStatus,
-    RolloutEngine,
-    SandboxProvider,
-    StepResult,
-    Trainer,
-    WeightSync,
-)
-from miles_agents.controller import LoopSettings, Parts, StoppedEarlyError, TrainingLoop
-from miles_agents.engines.scripted import ScriptedEngine
+from miles_agents.contracts import ExecResult, ExecStatus, StepResult
+from miles_agents.controller import StoppedEarlyError
 from miles_agents.errors import CheckpointError, FailureRateError
-from miles_agents.rollout.buffer import BoundedStalenessBuffer
-from miles_agents.rollout.environments import EnvironmentPool
-from miles_agents.rollout.source import TaskSource
 from miles_agents.runs.folder import RunFolder
 from miles_agents.runs.trajectories import read_trajectories
 from miles_agents.tools import PythonTool
 from miles_agents.tools.sandboxes import ScriptedSandboxes
-from miles_agents.types import Batch, Episode, GenerateRequest, Reply, TrajectoryGroup, collate
-
-GROUPS, SIZE = 2, 4
-
-
-class CountingTrainer(Trainer):
-    """Has one number for weights: the updates it made. `trained` keeps the versions of each update's tokens."""
-
-    def __init__(self, algorithm: Algorithm) -> None:
-        self.algorithm = algorithm
-        self.updates = 0
-        self.begun = 0
-        self.trained: list[list[int]] = []
-        self.full = False
-        self.slow_s = 0.0
-
-    async def start(self) -> None:
-        pass
-
-    async def annotate(self, batch: Batch) -> None:
-        pass
-
-    async def step(self, minibatch: Batch) -> dict[str, float]:
-        self.begun += 1
-        await asyncio.sleep(self.slow_s)
-        self.updates += 1
-        self.trained.append(sorted(set(minibatch.versions[minibatch.mask == 1].tolist())))
-        return {"loss": 0.0, "logprob_abs_diff_max": 0.0, "logprob_abs_diff_mean": 0.0, "trained_tokens": 1.0}
-
-    async def save(self, folder: Path) -> None:
-        (folder / "updates").write_text(str(self.updates))
-        if self.full:
-            raise OSError(errno.ENOSPC, "No space left on device")
-
-    async def load(self, folder: Path) -> None:
-        self.updates = int((folder / "updates").read_text())
-
-    async def close(self) -> None:
-        pass
-
-
-class VersionSync(WeightSync):
-    """Pushes nothing but the version."""
-
-    def __init__(self, engine: ScriptedEngine) -> None:
-        self.engine = engine
-        self.pushed: list[int] = []
-
-    async def connect(self, trainer: Trainer, engine: RolloutEngine) -> None:
-        pass
-
-    async def push(self, version: int) -> dict[str, float]:
-        self.pushed.append(version)
-        self.engine.set_version(version)
-        return {"bytes": 0.0}
-
-
-class SaysOne(Adding):
-    """The reward is 1 for saying 1."""
-
-    async def reward(self, episode: Episode) -> dict[str, float]:
-        """Whatever the task is."""
-        return {"answer": float(episode.final.content == "1")}
-
-
-class World:
-    """A loop and what it drives."""
-
-    def __init__(
-        self,
-        run: RunFolder,
-        script: Callable[[GenerateRequest], ScriptedReply | str],
-        *,
-        env: type[Env] = SaysOne,
-        steps: int = 4,
-        max_staleness: int = 0,
-        deadline_s: float = 5.0,
-        max_failure_rate: float = 1.0,
-        checkpoint_every: int = 0,
-        evaluate_every: int = 0,
-        sandboxes: SandboxProvider | None = None,
-        algorithm: Algorithm | None = None,
-        token_pieces: Callable[[Sequence[int]], list[str]] = lambda ids: [str(each) for each in ids],
-    ) -> None:
-        scripted = Scripted(script, deadline_s=deadline_s)
-        pool = EnvironmentPool(env, EnvResources(sandboxes=sandboxes))
-        workers = scripted.workers(
-            pool, group_size=SIZE, concurrency=GROUPS * SIZE, max_failure_rate=max_failure_rate, seed=0
-        )
-        self.trainer = CountingTrainer(algorithm or GRPO())
-        self.sync = VersionSync(scripted.engine)
-        self.buffer = BoundedStalenessBuffer(
-            TaskSource(Adding().tasks("train"), seed=0),
-            groups_per_step=GROUPS,
-            max_staleness=max_staleness,
-            steps=steps,
-        )
-        self.ledger = scripted.ledger
-        self.engine = scripted.engine
-        self.run = run
-        parts = Parts(
-            trainer=self.trainer,
-            algorithm=self.trainer.algorithm,
-            engine=scripted.engine,
-            sync=self.sync,
-            buffer=self.buffer,
-            workers=workers,
-            environments=pool,
-            evaluator=scripted.player,
-            ledger=scripted.ledger,
-            run=run,
-            checkpoints=run.checkpoints(keep_last=2),
-            held_out=Adding().tasks("validation")[:2],
-            token_pieces=token_pieces,
-            sandboxes=sandboxes,
-        )
-        settings = LoopSettings(
-            steps=steps,
-            seed=0,
-            groups_per_step=GROUPS,
-            minibatches=1,
-            epochs=1,
-            concurrency=GROUPS * SIZE,
-            evaluate_every=evaluate_every,
-            evaluate_samples=1,
-            evaluate_max_failure_rate=0.1,
-            checkpoint_every=checkpoint_every,
-            trajectories_every=1,
-        )
-        self.loop = TrainingLoop(parts, settings)
-
-    async def train(self) -> None:
-        await self.loop.prepare()
-        async with asyncio.timeout(20):
-            await self.loop.run()
-
-    def rows(self) -> dict[int, Mapping[str, float]]:
-        return {row.step: row.metrics for row in self.run.read_metrics()}
+from miles_agents.types import Batch, GenerateRequest, Reply, TrajectoryGroup, collate
 
 
 @pytest.fixture
 def run(tmp_path: Path) -> Iterator[RunFolder]:
     with RunFolder.create(tmp_path, "run") as folder:
         yield folder
-
-
-def _mixed(request: GenerateRequest) -> str:
-    """Siblings differ: one in four says what `SaysOne` rewards."""
-    return "1" if "/0/" in request.request_id else "7"
 
 
 def _checkpoints(run: RunFolder) -> list[str]:
@@ -198,7 +41,7 @@ def _checkpoints(run: RunFolder) -> list[str]:
 
 
 async def test_weights_are_pushed_before_anything_is_sampled_and_after_every_step(run: RunFolder) -> None:
-    world = World(run, _mixed, steps=3)
+    world = World(run, mixed, steps=3)
     await world.loop.prepare()
     assert world.engine.requests == []
     await world.loop.run()
@@ -209,7 +52,7 @@ async def test_weights_are_pushed_before_anything_is_sampled_and_after_every_ste
 
 @pytest.mark.parametrize("bound", [0, 1, 2])
 async def test_staleness_reaches_its_bound_and_never_passes_it(run: RunFolder, bound: int) -> None:
-    world = World(run, _mixed, steps=6, max_staleness=bound)
+    world = World(run, mixed, steps=6, max_staleness=bound)
     world.trainer.slow_s = 0.02  # sampling is much faster: the workers run ahead as far as they may
     await world.train()
     observed = [row["buffer/staleness_max"] for row in world.rows().values()]
@@ -220,7 +63,7 @@ async def test_staleness_reaches_its_bound_and_never_passes_it(run: RunFolder, b
 
 async def test_a_slow_group_makes_the_others_wait_and_not_go_stale(run: RunFolder) -> None:
     def script(request: GenerateRequest) -> ScriptedReply:
-        return ScriptedReply(text=_mixed(request), delay_s=0.25 if request.request_id == "d3/1/0" else 0.0)
+        return ScriptedReply(text=mixed(request), delay_s=0.25 if request.request_id == "d3/1/0" else 0.0)
 
     world = World(run, script, steps=6, max_staleness=1)
     await world.train()
@@ -248,7 +91,7 @@ async def test_the_event_loop_goes_on_while_a_step_is_weighed_and_its_episodes_a
             await asyncio.sleep(0.01)
             ticks.append(time.monotonic())
 
-    world = World(run, _mixed, steps=1, algorithm=Heavy(), token_pieces=slowly)
+    world = World(run, mixed, steps=1, algorithm=Heavy(), token_pieces=slowly)
     ticks = [time.monotonic()]
     ticking = asyncio.create_task(tick())
     await world.train()
@@ -266,13 +109,13 @@ async def test_collating_runs_beside_the_event_loop(run: RunFolder, monkeypatch:
         return collate(groups)
 
     monkeypatch.setattr("miles_agents.controller.collate", collate_here)
-    await World(run, _mixed, steps=2).train()
+    await World(run, mixed, steps=2).train()
     assert len(threads) == 2
     assert threading.main_thread() not in threads
 
 
 async def test_a_run_that_is_stopped_while_finished_groups_wait_for_it_begins_no_other_step(run: RunFolder) -> None:
-    world = World(run, _mixed, steps=50, max_staleness=3)
+    world = World(run, mixed, steps=50, max_staleness=3)
     world.trainer.slow_s = 0.02  # sampling is much faster: there is always something to train on
     world.loop.observers = [lambda step, metrics: world.loop.stop.set() if step == 4 else None]
     with pytest.raises(StoppedEarlyError, match="stopped after step 4"):
@@ -292,7 +135,7 @@ class Boxed(SaysOne):
 
 
 def _boxed(request: GenerateRequest) -> str:
-    return call_text("python", code="1") if turn_of(request) == 0 else _mixed(request)
+    return call_text("python", code="1") if turn_of(request) == 0 else mixed(request)
 
 
 async def test_a_row_has_the_calls_of_its_episodes_and_the_sandboxes_started_since_the_row_before(
@@ -336,7 +179,7 @@ async def test_a_step_in_which_all_rewards_are_equal_trains_nothing_and_is_count
 
 
 async def test_an_update_without_a_trainable_token_is_no_comparison_of_trainer_and_engine(run: RunFolder) -> None:
-    world = World(run, _mixed, steps=1)
+    world = World(run, mixed, steps=1)
 
     async def nothing(minibatch: Batch) -> dict[str, float]:
         return {"loss": 0.0, "trained_tokens": 0.0, "empty_steps": 1.0}
@@ -349,7 +192,7 @@ async def test_an_update_without_a_trainable_token_is_no_comparison_of_trainer_a
 
 async def test_a_group_with_equal_rewards_costs_the_other_groups_nothing(run: RunFolder) -> None:
     def script(request: GenerateRequest) -> str:
-        return "7" if request.request_id.startswith(("d1/", "d3/")) else _mixed(request)
+        return "7" if request.request_id.startswith(("d1/", "d3/")) else mixed(request)
 
     world = World(run, script, steps=2)
     await world.train()
@@ -379,7 +222,7 @@ class Faulty(SaysOne):
 
 async def test_F01_a_step_ends_within_the_episodes_deadline_whatever_environments_do(run: RunFolder) -> None:
     # case F01: one env never returns, one returns None, one is cancelled, one is killed; all 10 tasks come up
-    world = World(run, _mixed, env=Faulty, steps=3, deadline_s=0.3)
+    world = World(run, mixed, env=Faulty, steps=3, deadline_s=0.3)
     began = time.monotonic()
     await world.train()
     # 4 faulty draws of the 10, of which one waits for its deadline; 6 are needed.
@@ -398,7 +241,7 @@ async def test_F01_a_step_ends_within_the_episodes_deadline_whatever_environment
 async def test_F01_after_a_resume_the_same_bad_task_does_not_wedge_the_run_again(tmp_path: Path) -> None:
     # case F01: stopped while the hanging episode is in flight
     with RunFolder.create(tmp_path, "run") as run:
-        world = World(run, _mixed, env=Faulty, steps=3, deadline_s=0.5)
+        world = World(run, mixed, env=Faulty, steps=3, deadline_s=0.5)
         await world.loop.prepare()
         training = asyncio.create_task(world.loop.run())
         while "train0" not in {task["id"] for _, task in world.buffer.state_dict()["again"]}:
@@ -409,7 +252,7 @@ async def test_F01_after_a_resume_the_same_bad_task_does_not_wedge_the_run_again
         await world.loop.checkpoint()
         checkpoint = run.checkpoints().latest_complete()
         assert checkpoint is not None
-        again = World(run, _mixed, env=Faulty, steps=3, deadline_s=0.5)
+        again = World(run, mixed, env=Faulty, steps=3, deadline_s=0.5)
         await again.loop.resume(checkpoint)
         await again.train()
         assert again.loop.counters.step == 3
@@ -427,7 +270,7 @@ async def test_a_step_with_every_episode_of_every_group_lost_ends_with_the_first
 async def test_an_evaluation_that_lost_too_many_episodes_is_no_accuracy_but_an_error(run: RunFolder) -> None:
     def script(request: GenerateRequest) -> ScriptedReply:
         lost = request.request_id.startswith("eval/validation1/") and world.trainer.updates > 1
-        return ScriptedReply(error="engine gone") if lost else ScriptedReply(text=_mixed(request))
+        return ScriptedReply(error="engine gone") if lost else ScriptedReply(text=mixed(request))
 
     world = World(run, script, steps=9, evaluate_every=1)
     with pytest.raises(FailureRateError, match=r"1 of 2 .* eval\.max_failure_rate=0\.1 allows. The first: engine"):
@@ -439,7 +282,7 @@ async def test_an_evaluation_that_lost_too_many_episodes_is_no_accuracy_but_an_e
 async def test_above_the_failure_rate_a_run_keeps_its_checkpoints(run: RunFolder) -> None:
     def script(request: GenerateRequest) -> ScriptedReply:
         good = int(request.request_id.split("/")[0].removeprefix("d")) < 2 * GROUPS
-        return ScriptedReply(text=_mixed(request)) if good else ScriptedReply(error="engine gone")
+        return ScriptedReply(text=mixed(request)) if good else ScriptedReply(error="engine gone")
 
     world = World(run, script, steps=9, max_failure_rate=0.25, checkpoint_every=1)
     with pytest.raises(FailureRateError):
@@ -452,7 +295,7 @@ async def test_above_the_failure_rate_a_run_keeps_its_checkpoints(run: RunFolder
 
 
 async def test_a_bug_in_the_trainer_stops_the_run_with_itself_and_nothing_else(run: RunFolder) -> None:
-    world = World(run, _mixed, max_staleness=1)
+    world = World(run, mixed, max_staleness=1)
 
     async def broken(minibatch: Batch) -> dict[str, float]:
         raise FloatingPointError("the loss is nan")
@@ -464,7 +307,7 @@ async def test_a_bug_in_the_trainer_stops_the_run_with_itself_and_nothing_else(r
 
 
 async def test_a_full_disk_while_saving_is_a_checkpoint_error_and_nothing_is_lost(run: RunFolder) -> None:
-    world = World(run, _mixed, steps=3, checkpoint_every=1)
+    world = World(run, mixed, steps=3, checkpoint_every=1)
 
     class Filling:
         def step(self, step: int, metrics: Mapping[str, float]) -> None:
@@ -477,7 +320,7 @@ async def test_a_full_disk_while_saving_is_a_checkpoint_error_and_nothing_is_los
 
     checkpoint = run.checkpoints().latest_complete()
     assert checkpoint is not None
-    again = World(run, _mixed, steps=3, checkpoint_every=1)
+    again = World(run, mixed, steps=3, checkpoint_every=1)
     await again.loop.resume(checkpoint)
     assert sorted(again.rows())[-1] == 1  # the row of step 2 is written again, not twice
     await again.train()
@@ -486,7 +329,7 @@ async def test_a_full_disk_while_saving_is_a_checkpoint_error_and_nothing_is_los
 
 
 async def test_a_stop_while_training_finishes_the_step_under_way(run: RunFolder) -> None:
-    world = World(run, _mixed, steps=50)
+    world = World(run, mixed, steps=50)
     world.trainer.slow_s = 0.05
     await world.loop.prepare()
     training = asyncio.create_task(world.loop.run())
@@ -513,7 +356,7 @@ async def test_stopped_and_resumed_at_every_step_a_run_samples_what_an_uninterru
     async def play(name: str, stops: list[int]) -> tuple[list[Any], Counter]:
         with RunFolder.create(tmp_path, name) as run:
             for at in [*stops, -1]:
-                world = World(run, _mixed, steps=4, evaluate_every=2)
+                world = World(run, mixed, steps=4, evaluate_every=2)
                 if checkpoint := run.checkpoints().latest_complete():
                     await world.loop.resume(checkpoint)
                 stop_at(world, at)

@@ -25,6 +25,7 @@ from miles_agents.tools.sandboxes.docker import DockerSandboxes, DockerSettings,
 from miles_agents.tools.sandboxes.docker.backend import ContainerError
 from miles_agents.tools.sandboxes.docker.engine_backend import EngineBackend
 from miles_agents.tools.sandboxes.docker.owner import LABEL
+from miles_agents.tools.sandboxes.docker.settings import IMAGE
 
 docker_client = pytest.importorskip("docker", reason="pip install 'miles_agents[docker]'")
 pytestmark = pytest.mark.docker
@@ -132,9 +133,7 @@ class FailingRemovals(EngineBackend):
 
 
 async def test_E07_no_container_is_left_whatever_happens_to_its_rollout(docker_host, daemon, caplog):  # case E07
-    stranger = daemon.api.create_container(
-        "miles-agents/sandbox:1", command=["sleep", "60"], name=f"other-{os.getpid()}"
-    )
+    stranger = daemon.api.create_container(IMAGE, command=["sleep", "60"], name=f"other-{os.getpid()}")
     worker = start_host(docker_host)
     orphans = containers(daemon, f"miles-agents.pid={worker.pid}")
     assert orphans
@@ -228,7 +227,7 @@ async def test_what_a_killed_host_left_unstarted_is_removed_by_the_next_start(do
     made = []
     for name, labels in (("living", living), ("left", left), ("elsewhere", elsewhere)):
         name = f"test-{name}-{os.getpid()}"
-        daemon.api.create_container("miles-agents/sandbox:1", command=["true"], name=name, labels=labels)
+        daemon.api.create_container(IMAGE, command=["true"], name=name, labels=labels)
         made.append(name)
     try:
         async with provider:
@@ -264,8 +263,7 @@ async def test_a_ready_container_that_died_is_not_handed_out(docker_host, daemon
             assert (await sandbox.exec("1", timeout_s=30)).stdout == "1\n"
 
 
-async def test_closing_leaves_no_container_descriptor_or_folder(docker_host, daemon, tmp_path, monkeypatch):
-    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+async def test_closing_leaves_no_container_descriptor_or_folder(docker_host, daemon, short_tmp_path):
     async with DockerSandboxes(settings=DockerSettings(host=docker_host)):  # loads what is loaded once
         containers(daemon)
     descriptors = open_descriptors(daemon)
@@ -280,7 +278,7 @@ async def test_closing_leaves_no_container_descriptor_or_folder(docker_host, dae
         assert containers(daemon, provider.label) == set()
         with pytest.raises(SandboxError, match="not running"):
             await provider.open()
-    assert list(tmp_path.iterdir()) == []
+    assert list(short_tmp_path.iterdir()) == []
     assert open_descriptors(daemon) == descriptors
 
 
@@ -399,10 +397,20 @@ async def test_a_daemon_over_tcp_is_reached_by_standard_streams(docker_host, dae
         await DockerSandboxes(settings=DockerSettings(host="tcp://192.0.2.1:2375", transport="socket")).start()
 
 
-async def test_more_sessions_over_stdio_than_a_client_has_connections(docker_host):
-    settings = DockerSettings(host=docker_host, pool_size=0, transport="stdio", max_parallel_starts=8)
-    limits = SandboxLimits(memory_mb=32, tmp_mb=1)
-    async with DockerSandboxes(settings=settings, limits=limits) as provider:
-        sandboxes = await asyncio.gather(*(provider.open() for _ in range(105)))
-        answers = await asyncio.gather(*(each.exec("1", timeout_s=60) for each in sandboxes))
-        assert {answer.stdout for answer in answers} == {"1\n"}
+async def test_more_attachments_than_a_client_has_connections(docker_host, daemon):
+    backend = EngineBackend(docker_host)
+    name = f"test-attached-{os.getpid()}"
+    await backend.connect()
+    try:
+        await backend.create(name, {"Image": IMAGE, "Cmd": ["cat"], "OpenStdin": True, "Labels": {}})
+        await backend.start(name)
+        async with asyncio.timeout(60):
+            attachments = [await backend.attach(name, stdin=True) for _ in range(110)]
+            await attachments[-1].write(b"said")
+            for attachment in attachments:
+                assert (await attachment.read()).data == b"said"
+        for attachment in attachments:
+            attachment.close()
+    finally:
+        await backend.remove(name)
+        await backend.close()

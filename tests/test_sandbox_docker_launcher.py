@@ -25,7 +25,7 @@ from miles_agents.tools.sandboxes.docker import (
     Transport,
 )
 from miles_agents.tools.sandboxes.docker import removals as removals_module
-from miles_agents.tools.sandboxes.docker.backend import ContainerRecord, EngineFacts
+from miles_agents.tools.sandboxes.docker.backend import ContainerRecord, EngineFacts, ImageFacts
 from miles_agents.tools.sandboxes.docker.daemon import unreachable
 from miles_agents.tools.sandboxes.docker.owner import LABEL, Owner
 from miles_agents.tools.sandboxes.docker.settings import IMAGE
@@ -194,8 +194,8 @@ def test_no_two_launchers_of_one_process_claim_the_same_name():
     assert str(os.getpid()) in one.name
 
 
-async def test_folders_of_killed_hosts_are_removed_and_those_of_living_ones_are_not(tmp_path, monkeypatch):
-    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+async def test_folders_of_killed_hosts_are_removed_and_those_of_living_ones_are_not(short_tmp_path):
+    tmp_path = short_tmp_path
     me = Owner.of_this_process()
     left = tmp_path / f"miles-agents-{me.place}-{os.getpid()}-1-abcdefgh"
     other = tmp_path / f"miles-agents-0123456789abcdef-{os.getpid()}-1-abcdefgh"
@@ -289,6 +289,23 @@ async def test_a_missing_image_is_refused_with_the_command_that_makes_it():
     assert "docker/build_offline.sh" in said
 
 
+async def test_an_image_with_volumes_is_refused():
+    backend = FakeContainerBackend(answer)
+    backend.images["postgres:17"] = ImageFacts(volumes=["/var/lib/data"])
+    said = await refusal_of(backend, image="postgres:17")
+    assert "declares volumes (/var/lib/data)" in said
+
+
+async def test_starts_and_closes_at_the_same_time_take_turns():
+    backend = FakeContainerBackend(answer, create_s=0.05, start_s=0.05)
+    provider = docker_on(backend)
+    await asyncio.gather(provider.start(), provider.start())
+    assert len(backend.created) == 1
+    await asyncio.gather(provider.close(), provider.start(), provider.close())
+    assert len(backend.created) == 2
+    assert backend.containers == {}
+
+
 async def test_a_foreign_image_is_fetched_only_when_that_is_allowed():
     said = await refusal_of(FakeContainerBackend(answer), image="python:3.12")
     assert "docker pull python:3.12" in said
@@ -326,7 +343,7 @@ async def test_no_daemon_is_refused_with_what_to_type(tmp_path):
     host = f"unix://{tmp_path}/docker.sock"
     with pytest.raises(SandboxUnavailableError) as caught:
         await DockerSandboxes(settings=DockerSettings(host=host)).start()
-    assert f"no Docker daemon answers at {host}" in str(caught.value)
+    assert f"sandbox=docker cannot run here: no Docker daemon answers at {host}" in str(caught.value)
     assert "sudo systemctl start docker" in str(caught.value)
 
 

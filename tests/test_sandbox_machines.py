@@ -3,18 +3,14 @@
 What the machine at hand lacks is skipped: systemd, control groups version 2.
 """
 
-import contextlib
-import ctypes
 import dataclasses
 import errno
 import json
 import os
-import pwd
-import signal
+import platform
 import struct
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -22,7 +18,7 @@ import pytest
 import miles_agents
 from miles_agents.contracts import ExecStatus, SandboxLimits
 from miles_agents.tools.sandboxes import NamespaceSandboxes, SandboxProbe, probe, refusal
-from miles_agents.tools.sandboxes.runner import cgroups, linux
+from miles_agents.tools.sandboxes.runner import cgroups
 from miles_agents.tools.sandboxes.runner.cgroups import ControlGroups, owner_name, parent_folders, sweep
 from miles_agents.tools.sandboxes.runner.seccomp import build_filter
 
@@ -189,18 +185,17 @@ asyncio.run(main())
 """.replace("HOGS", repr(HOGS))
 
 
+def environment() -> dict[str, str]:
+    path = os.pathsep.join([str(Path(miles_agents.__file__).parents[1]), *filter(None, sys.path)])
+    return {"PYTHONPATH": path, "PYTHONDONTWRITEBYTECODE": "1", "OMP_NUM_THREADS": "1"}
+
+
 def in_a_scope(*properties: str) -> tuple[dict, dict]:
     """What `ASK` prints in a fresh scope of systemd: of the user's own, or for root of the machine's."""
     whose = [] if os.getuid() == 0 else ["--user"]
-    environment = {
-        "PYTHONPATH": os.pathsep.join([str(Path(miles_agents.__file__).parents[1]), *filter(None, sys.path)]),
-        "PYTHONDONTWRITEBYTECODE": "1",
-        "OMP_NUM_THREADS": "1",
-        "XDG_RUNTIME_DIR": f"/run/user/{os.getuid()}",
-    }
     ran = subprocess.run(
         ["systemd-run", *whose, "--scope", "--quiet", *properties, sys.executable, "-c", ASK],
-        env=os.environ | environment,
+        env=os.environ | environment() | {"XDG_RUNTIME_DIR": f"/run/user/{os.getuid()}"},
         capture_output=True,
         text=True,
         timeout=600,
@@ -240,7 +235,6 @@ def test_a_group_that_is_not_delegated_is_left_as_it_is():
         assert running["hogs"][0] == "crashed"  # the supervisor's look at the memory
 
 
-ROOT = "/", "memory pids cpu"
 CONTAINER = {"cgroup.type": "domain\n", "cgroup.controllers": "cpu memory pids", "cgroup.subtree_control": ""}
 MACHINE = {"cgroup.controllers": "cpu memory pids", "cgroup.subtree_control": "cpu memory pids"}
 
@@ -276,24 +270,96 @@ def test_roots_groups_are_below_its_delegated_group_or_that_of_the_machine(tmp_p
 # --- what machines refuse ---------------------------------------------------------------------------------------------
 
 
-def refused_with(program: bytes, *, lose: str = "") -> SandboxProbe:
-    """What a process finds under a filter, as an ordinary user or without capabilities."""
-    read, write = os.pipe()
-    pid = os.fork()
-    if pid == 0:
-        try:
-            if lose == "root" and os.getuid() == 0:
-                os.setgroups([])
-                os.setresgid(65534, 65534, 65534)
-                os.setresuid(65534, 65534, 65534)
-            linux.drop_capabilities()  # and with them the right to regain any
-            linux.SeccompFilter(program).install()
-            found = probe.__wrapped__() if hasattr(probe, "__wrapped__") else probe()
-            os.write(write, json.dumps(dataclasses.asdict(found)).encode())
-        finally:
-            os._exit(0)
-    os.close(write)
-    with os.fdopen(read, "rb") as answers:
-        answer = answers.read()
-    os.waitpid(pid, 0)
-    return SandboxProbe(**json.loads(answer))
+# What a process finds: as it is, or as the root of a user namespace of its own, who is an ordinary user to the machine;
+# with the filter given; and then without capabilities, if asked.
+RESTRICTED = """
+import asyncio, dataclasses, json, os, sys
+from pathlib import Path
+from miles_agents.tools.sandboxes import NamespaceSandboxes, probe
+from miles_agents.tools.sandboxes.runner import linux
+from miles_agents.tools.sandboxes.runner.session import map_ids
+words = sys.argv[2:]
+if "inside" in words:
+    uid, gid = os.getuid(), os.getgid()
+    linux.unshare(linux.CLONE_NEWUSER)
+    map_ids(inside=(0, 0), outside=(uid, gid))
+if "no more namespaces" in words:
+    Path("/proc/sys/user/max_user_namespaces").write_text("0")  # of this user namespace alone
+if "powerless" in words:
+    linux.drop_capabilities()
+linux.SeccompFilter(bytes.fromhex(sys.argv[1])).install()
+
+async def session():
+    async with NamespaceSandboxes(preload=()) as provider, await provider.open() as sandbox:
+        return provider.description, (await sandbox.exec("6 * 7", timeout_s=60)).stdout
+
+found = probe()
+print(json.dumps([dataclasses.asdict(found), asyncio.run(session()) if found.works else []]))
+"""
+ALLOW = struct.pack("=HBBI", 0x06, 0, 0, 0x7FFF_0000)
+MOUNT = {"x86_64": 165, "aarch64": 40}
+PIVOT_ROOT = {"x86_64": 155, "aarch64": 41}
+
+
+def refusing(call: dict[str, int], error: int) -> bytes:
+    """A filter that refuses one system call and nothing else."""
+    load = struct.pack("=HBBI", 0x20, 0, 0, 0)
+    skip = struct.pack("=HBBI", 0x15, 0, 1, call[platform.machine()])
+    return load + skip + struct.pack("=HBBI", 0x06, 0, 0, 0x0005_0000 | error) + ALLOW
+
+
+def found_when(*words: str, program: bytes = ALLOW) -> tuple[SandboxProbe, list[str]]:
+    ran = subprocess.run(
+        [sys.executable, "-c", RESTRICTED, program.hex(), *words],
+        env=os.environ | environment(),
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert ran.returncode == 0, ran.stderr
+    found, session = json.loads(ran.stdout)
+    return SandboxProbe(**found), session
+
+
+as_root = pytest.mark.skipif(not FOUND.root, reason="needs root")
+
+
+def test_the_root_of_a_user_namespace_gets_the_sandbox_of_an_ordinary_user():
+    found, (description, answer) = found_when("inside")
+    assert not found.root
+    assert "user namespaces" in description
+    assert answer == "42\n"
+
+
+def test_a_filter_like_dockers_own_is_refused_with_the_container_to_start():
+    found, _ = found_when("inside", program=build_filter())
+    assert (found.failed_step, found.error_number) == ("unshare_user", errno.EPERM)
+    message = refusal(dataclasses.replace(found, in_container=True, apparmor_restricts=1))
+    assert "--cap-add SYS_ADMIN --security-opt seccomp=unconfined" in message
+
+
+@as_root
+def test_root_without_capabilities_is_refused_with_the_container_to_start():
+    found, _ = found_when("powerless")
+    assert (found.failed_step, found.error_number) == ("unshare", errno.EPERM)
+    assert "--cap-add SYS_ADMIN --security-opt seccomp=unconfined" in refusal(found)
+
+
+@as_root
+def test_a_container_with_the_capability_but_dockers_own_filter_is_refused_before_anything_starts():
+    found, _ = found_when(program=refusing(PIVOT_ROOT, errno.EPERM))
+    assert (found.failed_step, found.error_number) == ("pivot_root", errno.EPERM)
+    assert "--security-opt seccomp=unconfined" in refusal(found)
+
+
+def test_user_namespaces_without_rights_are_refused_with_the_setting_of_ubuntu():
+    found, _ = found_when("inside", program=refusing(MOUNT, errno.EACCES))  # what AppArmor answers there
+    assert (found.failed_step, found.error_number) == ("mount", errno.EACCES)
+    message = refusal(dataclasses.replace(found, apparmor_restricts=1, in_container=False))
+    assert "sudo sysctl -w kernel.apparmor_restrict_unprivileged_userns=0" in message
+
+
+def test_a_machine_that_allows_no_user_namespaces_is_refused_with_its_setting():
+    found, _ = found_when("inside", "no more namespaces")
+    assert (found.failed_step, found.error_number, found.max_user_namespaces) == ("unshare_user", errno.ENOSPC, 0)
+    assert "sudo sysctl -w user.max_user_namespaces=15000" in refusal(found)

@@ -131,7 +131,7 @@ async def test_only_preloaded_packages_can_be_imported():
         assert "ModuleNotFoundError" in (await sandbox.exec("import miles_agents", timeout_s=30)).stderr
         installed = (
             "import os\nroots = {os.path.dirname(os.__file__) + '/site-packages'}\n"
-            "roots |= {path for path in sys.path if path.endswith('site-packages')}\n"
+            "roots |= {path for path in sys.path if path.endswith('-packages')}\n"
             "print(sorted({name.split('.')[0] for root in roots if os.path.isdir(root) for name in os.listdir(root)}))"
         )
         assert (await sandbox.exec("import sys\n" + installed, timeout_s=30)).stdout == "['numpy']\n"

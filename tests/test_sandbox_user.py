@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from host_processes import descendants, descriptors_of, process_table, until
 from sandbox_as_user import USER, UserSandboxes
-from sandbox_backends import running
+from sandbox_backends import host_of, running
 from sandbox_cases import (
     ENDLESS,
     code_over_its_limit_changes_nothing_later,
@@ -34,7 +34,7 @@ async def test_an_ordinary_users_sandbox_keeps_the_contract(provider, check):
 
 async def test_it_really_is_an_ordinary_user_in_user_namespaces(provider):
     assert "user namespaces" in provider.description
-    host = getattr(provider, "host_id", os.getpid())
+    host = host_of(provider)
     assert Path(f"/proc/{host}").stat().st_uid == (USER if os.getuid() == 0 else os.getuid())
     async with await provider.open() as sandbox:
         result = await sandbox.exec("open('/proc/self/uid_map').read().split()[1:]", timeout_s=30)
@@ -42,7 +42,7 @@ async def test_it_really_is_an_ordinary_user_in_user_namespaces(provider):
 
 
 async def test_E01_fifty_timeouts_leave_no_process_zombie_or_descriptor(provider):  # case E01
-    zygote, host, seen = provider.process_id, getattr(provider, "host_id", os.getpid()), []
+    zygote, host, seen = provider.process_id, host_of(provider), []
 
     async def note(sandboxes) -> None:
         if seen:

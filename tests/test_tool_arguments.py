@@ -71,7 +71,7 @@ def draw(
     points: list[Point] = [],  # noqa: B006
     weights: dict[str, float] = {},  # noqa: B006
     names: int | list[str] = 3,
-    count: Annotated[int, Field(ge=1, le=9)] = 3,
+    count: Annotated[int, Field(ge=1, le=9, description="how often")] = 3,
     size: Size | None = None,
     day: date | None = None,
     kind: Literal[1, "x"] = 1,
@@ -88,6 +88,7 @@ def draw(
         box: what to draw.
         colour: of the line.
         note: is overruled by the annotation.
+        count: is, too.
     """
     given.append(locals())
     return "drawn"
@@ -140,6 +141,7 @@ def test_descriptions_come_from_docstrings_and_annotations_of_the_function_and_o
     assert properties["box"]["description"] == "what to draw."
     assert properties["colour"]["description"] == "of the line."
     assert properties["note"]["description"] == "for the reader"
+    assert properties["count"]["description"] == "how often"
     assert nested["Point"]["description"] == "A place on the map."
     assert nested["Point"]["properties"]["x"]["description"] == "metres to the east."
     assert nested["Point"]["properties"]["title"]["description"] == "what stands there."

@@ -358,8 +358,8 @@ async def test_calls_before_a_submission_end_first_and_calls_behind_it_never_run
         call("note", "c0", text="a", seconds=0.1),
         call("note", "c1", text="b"),
         call("hand_in", "c2", answer="42"),
-        call("note", "c3", text="c"),
-        call("hand_in", "c4", answer="43"),
+        call("hand_in", "c3", answer="43"),
+        call("note", "c4", text="c"),
     )
     assert env.log == ["b", "a", "handing in 42"]
     assert env.episode.submitted == "42"

@@ -197,7 +197,7 @@ async def disconnect(address: ServerAddress) -> None:
 
 
 def _forget(connection: Connection) -> None:
-    for of_loop in _connections.values():
+    for of_loop in list(_connections.values()):
         if of_loop.get(connection.address) is connection:
             del of_loop[connection.address]
 

@@ -70,7 +70,7 @@ class ToolEnv(Env):
 
     _episode: Episode | None = None
     _toolbox: Mapping[str, Tool] | None = None  # made at the first reset; the same for every episode
-    _shared: tuple[Shared, ...] = ()  # what `open_shared` made ready
+    _shared: tuple[Shared, ...] | None = None  # what `open_shared` made ready; None: it was not called yet
     _schemas: Sequence[dict[str, Any]] = ()
     _sandbox: OnDemandSandbox | None = None
 
@@ -116,9 +116,9 @@ class ToolEnv(Env):
 
     async def close_shared(self) -> None:
         """Free the connections and indexes of the tools."""
-        for each in self._shared:
+        for each in self._shared or ():
             await each.close()
-        self._shared = ()
+        self._shared = None
 
     async def reset(self, *, seed: int | None = None, options: Mapping[str, Any] | None = None) -> ResetResult:
         """Begin an episode of `options["task"]`.
@@ -200,8 +200,9 @@ class ToolEnv(Env):
         return self._episode
 
     async def _named_tools(self) -> Mapping[str, Tool]:
-        if self._toolbox is None:
+        if self._shared is None:
             await self.open_shared()
+        if self._toolbox is None:
             toolbox: dict[str, Tool] = {}
             for tool in self.all_tools():
                 if tool.name in toolbox:

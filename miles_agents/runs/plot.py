@@ -59,6 +59,7 @@ def _dress(axes: Any) -> None:
     if axes.lines and low >= -0.05 and high <= 1.1:  # shares: always on the same scale
         axes.set_ylim(-0.03, 1.03)
     if axes.lines:
-        axes.legend(frameon=False, fontsize=9, labelcolor=_INK)
+        # A fixed place: loc="best" searches, and warns on a busy machine that it is slow.
+        axes.legend(loc="lower right", frameon=False, fontsize=9, labelcolor=_INK)
     else:
         axes.text(0.5, 0.5, "nothing logged yet", transform=axes.transAxes, ha="center", va="center", color="#777777")

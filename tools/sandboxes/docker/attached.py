@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections import deque
 
 from miles_agents.tools.sandboxes.docker.backend import STDOUT, Attachment
@@ -25,9 +26,10 @@ class LastWords:
 
 
 async def listen(attachment: Attachment, words: LastWords) -> None:
-    """Keep what is said; returns when the container has ended."""
-    while (chunk := await attachment.read()) is not None:
-        words.add(chunk.data)
+    """Keep what is said; returns when the container has ended, or the daemon says no more of it."""
+    with contextlib.suppress(OSError):
+        while (chunk := await attachment.read()) is not None:
+            words.add(chunk.data)
 
 
 class StdioChannel:

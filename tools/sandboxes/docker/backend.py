@@ -64,6 +64,12 @@ class EngineFacts:
     maps_user_ids: bool = False  # rootless, or with user-namespace remapping: few user ids inside
 
 
+class ImageFacts(NamedTuple):
+    """What matters of an image."""
+
+    volumes: Sequence[str] = ()  # places it declares as volumes: a container may write there, without bound
+
+
 class Attachment(Protocol):
     """The standard streams of one container."""
 
@@ -104,8 +110,8 @@ class ContainerBackend(Protocol):
         """
         ...
 
-    async def has_image(self, image: str) -> bool:
-        """Whether the engine's own store has the image."""
+    async def find_image(self, image: str) -> ImageFacts | None:
+        """The image in the engine's own store; None if it is not there."""
         ...
 
     async def pull(self, image: str) -> None:

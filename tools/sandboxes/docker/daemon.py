@@ -6,6 +6,7 @@ Synchronous, by docker-py; sessions go through `EngineBackend`.
 from __future__ import annotations
 
 import os
+import socket
 from typing import Any
 
 import requests
@@ -14,9 +15,10 @@ from docker.context import ContextAPI
 from docker.errors import DockerException, ImageNotFound
 
 from miles_agents.errors import SandboxUnavailableError
-from miles_agents.tools.sandboxes.docker.backend import ContainerError, ContainerRecord, EngineFacts
+from miles_agents.tools.sandboxes.docker.backend import ContainerError, ContainerRecord, EngineFacts, ImageFacts
 
 _TIMEOUT_S = 60
+_KNOCK_S = 10.0
 _PULL_S = 1800
 _FAILURES = (DockerException, requests.RequestException)
 
@@ -32,6 +34,22 @@ def _context() -> dict[str, Any]:
         return dict(ContextAPI.kwargs_from_context(environment=os.environ))
     except DockerException:  # a context that is named and not there: the client says so when it is made
         return {}
+
+
+def knock(host: str) -> str:
+    """Why nobody answers at a unix socket; empty if somebody does, or if the address is of another kind.
+
+    The clients' own messages for this are long, and they leave their sockets to the garbage collector.
+    """
+    if not host.startswith("unix://"):
+        return ""
+    with socket.socket(socket.AF_UNIX) as trial:
+        trial.settimeout(_KNOCK_S)
+        try:
+            trial.connect(host.removeprefix("unix://"))
+        except OSError as error:
+            return error.strerror or str(error)
+    return ""
 
 
 class Daemon:
@@ -51,10 +69,13 @@ class Daemon:
         Raises:
             SandboxUnavailableError: it cannot be reached; the message says what to type.
         """
+        host = resolve_host(self._host)
+        if why_not := knock(host):
+            raise SandboxUnavailableError(unreachable(host, why_not))
         try:
             info = self._connected().info()
         except _FAILURES as error:
-            raise SandboxUnavailableError(unreachable(resolve_host(self._host), str(error))) from error
+            raise SandboxUnavailableError(unreachable(host, str(error))) from error
         options = [option.split(",")[0] for option in info.get("SecurityOptions") or ()]
         return EngineFacts(
             version=str(info.get("ServerVersion", "")),
@@ -69,19 +90,19 @@ class Daemon:
             maps_user_ids=bool({"name=rootless", "name=userns"} & set(options)),
         )
 
-    def has_image(self, image: str) -> bool:
-        """Whether the daemon's own store has it.
+    def find_image(self, image: str) -> ImageFacts | None:
+        """The image in the daemon's own store; None if it is not there.
 
         Raises:
             ContainerError: the daemon failed.
         """
         try:
-            self._connected().images.get(image)
+            found = self._connected().images.get(image)
         except ImageNotFound:
-            return False
+            return None
         except _FAILURES as error:
             raise ContainerError(str(error)) from error
-        return True
+        return ImageFacts(volumes=sorted((found.attrs.get("Config") or {}).get("Volumes") or ()))
 
     def pull(self, image: str) -> None:
         """Fetch it from its registry.

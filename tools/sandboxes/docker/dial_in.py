@@ -85,10 +85,32 @@ class Door:
             raise
 
     async def accept(self) -> None:
-        """Wait for the one connection, then stop listening."""
-        connection, _ = await asyncio.get_running_loop().sock_accept(self._listener)
-        self._connection = connection
-        self._stop_listening()
+        """Wait for the one connection, then stop listening.
+
+        The door has the connection from the moment it is there: `sock_accept` hands it over a turn of the event loop
+        later, and loses it when it is cancelled in between.
+        """
+        loop = asyncio.get_running_loop()
+        dialled: asyncio.Future[None] = loop.create_future()
+        loop.add_reader(self._listener, self._let_in, dialled)
+        try:
+            await dialled
+        finally:
+            loop.remove_reader(self._listener)
+            if self._connection is not None:
+                self._stop_listening()
+
+    def _let_in(self, dialled: asyncio.Future[None]) -> None:
+        if dialled.done():
+            return
+        try:
+            self._connection, _ = self._listener.accept()
+        except (BlockingIOError, InterruptedError, ConnectionAbortedError):
+            return
+        except OSError as error:
+            dialled.set_exception(error)
+        else:
+            dialled.set_result(None)
 
     def take(self) -> socket.socket:
         """The connection, which is the caller's from now on."""

@@ -17,6 +17,7 @@ from miles_agents.tools.sandboxes.docker.backend import (
     ContainerError,
     ContainerRecord,
     EngineFacts,
+    ImageFacts,
     Removal,
 )
 from miles_agents.tools.sandboxes.docker.daemon import Daemon, resolve_host, unreachable
@@ -110,9 +111,9 @@ class EngineBackend:
             raise SandboxUnavailableError(unreachable(self._host, str(error))) from error
         return facts
 
-    async def has_image(self, image: str) -> bool:
-        """See `ContainerBackend.has_image`."""
-        return await asyncio.to_thread(self._daemon.has_image, image)
+    async def find_image(self, image: str) -> ImageFacts | None:
+        """See `ContainerBackend.find_image`."""
+        return await asyncio.to_thread(self._daemon.find_image, image)
 
     async def pull(self, image: str) -> None:
         """See `ContainerBackend.pull`."""

@@ -19,9 +19,11 @@ from miles_agents.tools.sandboxes.docker.backend import (
     ContainerError,
     ContainerRecord,
     EngineFacts,
+    ImageFacts,
     Removal,
 )
 from miles_agents.tools.sandboxes.docker.dial_in import SOCKET_NAME
+from miles_agents.tools.sandboxes.docker.settings import IMAGE
 from miles_agents.tools.sandboxes.runner.frames import FrameBuffer, encode
 
 _MAX_BYTES = 1 << 24
@@ -95,7 +97,7 @@ class FakeContainerBackend:
         self._facts = facts or EngineFacts(version="fake")
         self.greeting: Mapping[str, Any] = {"ready": True} if greeting is None else greeting
         self.host = "unix:///fake.sock"
-        self.images = {"miles-agents/sandbox:1"}
+        self.images = {IMAGE: ImageFacts()}
         self.containers: dict[str, FakeContainer] = {}
         self.created: list[str] = []
         self.removed: list[str] = []
@@ -107,13 +109,13 @@ class FakeContainerBackend:
         """See `ContainerBackend.connect`."""
         return self._facts
 
-    async def has_image(self, image: str) -> bool:
-        """See `ContainerBackend.has_image`."""
-        return image in self.images
+    async def find_image(self, image: str) -> ImageFacts | None:
+        """See `ContainerBackend.find_image`."""
+        return self.images.get(image)
 
     async def pull(self, image: str) -> None:
         """See `ContainerBackend.pull`."""
-        self.images.add(image)
+        self.images[image] = ImageFacts()
 
     async def create(self, name: str, body: Mapping[str, Any]) -> None:
         """See `ContainerBackend.create`."""

@@ -47,7 +47,7 @@ class ContainerPlan:
             "Image": self.settings.image,
             "Entrypoint": list(command),
             "Cmd": [],
-            "Env": [f"{name}={value}" for name, value in ENVIRONMENT.items()],
+            "Env": [f"{name}={value}" for name, value in ENVIRONMENT.items() if name != "PATH"],  # the image's own
             "User": f"{identity}:{identity}",
             "Hostname": "sandbox",
             "WorkingDir": "/tmp",  # noqa: S108 — of the container's own tree

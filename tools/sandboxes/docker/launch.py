@@ -119,7 +119,7 @@ class Launcher:
             try:
                 await self._backend.start(name)
                 return await self._greeted(SocketChannel(await _dialled(door, saying)))
-            except BaseException:
+            except (SandboxError, ContainerError, OSError):
                 await asyncio.wait([saying], timeout=_LAST_WORDS_S)
                 raise
             finally:

@@ -80,8 +80,8 @@ class Owner:
 
 
 def is_alive(pid: str, start: str) -> bool:
-    """Whether the process that started then is still there; what is no process id is taken for alive."""
-    if not pid.isdigit():
+    """Whether the process that started then is still there; what names no process is taken for alive."""
+    if not pid.isdigit() or not start:
         return True
     if start != "0":
         return start_time(int(pid)) == start

@@ -16,7 +16,7 @@ _log = logging.getLogger(__name__)
 
 _AT_ONCE = 8
 _ATTEMPTS = 6
-_FIRST_PAUSE_S = 0.2  # doubles with each attempt
+_FIRST_PAUSE_S = 0.2  # before the second attempt; doubles with each
 _LOOK_AGAIN_S = 0.1  # while the daemon itself is removing it
 _IN_PROGRESS_S = 30.0
 _UNCERTAIN_S = 2.0  # a creation without an answer may still happen for so long
@@ -31,15 +31,11 @@ class Removals:
     Args:
         backend: removes.
         counters: where attempts that had to be repeated are counted.
-        first_pause_s: before the second attempt.
     """
 
-    def __init__(
-        self, backend: ContainerBackend, counters: SandboxCounters, *, first_pause_s: float = _FIRST_PAUSE_S
-    ) -> None:
+    def __init__(self, backend: ContainerBackend, counters: SandboxCounters) -> None:
         self._backend = backend
         self._counters = counters
-        self._first_pause_s = first_pause_s
         self._creations: dict[str, asyncio.Task[None] | None] = {}
         self._leaving: dict[str, asyncio.Task[None]] = {}
         self._given_up: set[str] = set()
@@ -108,12 +104,13 @@ class Removals:
     async def _try_often(self, name: str) -> bool:
         for attempt in range(_ATTEMPTS):
             if attempt:
-                await asyncio.sleep(self._first_pause_s * 2 ** (attempt - 1))
+                await asyncio.sleep(_FIRST_PAUSE_S * 2 ** (attempt - 1))
             try:
                 await self._until_gone(name)
             except ContainerError as error:
                 self._counters.failed_removals += 1
-                _log.warning("container %s could not be removed (attempt %d): %s", name, attempt + 1, error)
+                if attempt in (0, _ATTEMPTS - 1):  # not each one: a daemon that is gone fails them all
+                    _log.warning("container %s could not be removed (attempt %d): %s", name, attempt + 1, error)
             else:
                 return True
         return False

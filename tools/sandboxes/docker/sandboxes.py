@@ -10,6 +10,7 @@ RunnerSandbox ──► Wire ──► Channel ◄── dials the host's socket
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import sys
 import time
@@ -72,6 +73,7 @@ class DockerSandboxes(SandboxProvider):
         self._transport = self._settings.transport
         self._doors = Doors(self._owner)
         self._running: _Running | None = None
+        self._changing = asyncio.Lock()  # one of start and close at a time
         self._names: dict[Wire, str] = {}
         self._open: set[RunnerSandbox] = set()
         self.left_behind: tuple[str, ...] = ()  # containers that `close` could not remove
@@ -103,22 +105,17 @@ class DockerSandboxes(SandboxProvider):
             SandboxUnavailableError: the daemon is not there or cannot give the isolation; the message prints the way
                 out.
         """
-        if self._running is not None:
-            return
-        backend = self._given_backend or _engine_backend(self._settings.host)
-        self._running = running = self._assemble(backend)
-        try:
-            await self._look_at(backend)
-            await self._reap(running)
-            self._doors.open()
-            running.pool.put(await self._first_session(running.launcher))
-            running.pool.fill()
-        except (ContainerError, OSError) as error:
-            await self.close()
-            raise SandboxUnavailableError(_cannot(str(error))) from error
-        except BaseException:
-            await self.close()
-            raise
+        async with self._changing:
+            if self._running is not None:
+                return
+            try:
+                await self._start()
+            except (SandboxUnavailableError, SandboxError, ContainerError, OSError) as error:
+                await self._close()
+                raise SandboxUnavailableError(f"sandbox=docker cannot run here: {error}") from error
+            except BaseException:
+                await self._close()
+                raise
 
     async def open(self) -> RunnerSandbox:
         """A fresh session.
@@ -159,6 +156,20 @@ class DockerSandboxes(SandboxProvider):
 
     async def close(self) -> None:
         """End every session; returns when their containers are gone. What could not be removed is reported."""
+        async with self._changing:
+            await self._close()
+
+    async def _start(self) -> None:
+        backend = self._given_backend or _engine_backend(self._settings.host)
+        self._running = running = self._assemble(backend)
+        await self._look_at(backend)
+        await self._require_image(backend)
+        await self._reap(running)
+        self._doors.open()
+        running.pool.put(await self._first_session(running.launcher))
+        running.pool.fill()
+
+    async def _close(self) -> None:
         running = self._running
         if running is None:
             return
@@ -189,36 +200,40 @@ class DockerSandboxes(SandboxProvider):
         return _Running(backend, removals, launcher, pool)
 
     async def _look_at(self, backend: ContainerBackend) -> None:
-        """Refuse a daemon that cannot hold sessions to their limits, or has no image."""
+        """Refuse a daemon that cannot hold sessions to their limits; choose how to reach them.
+
+        Raises:
+            SandboxUnavailableError: what to do instead.
+        """
         local = backend.host.startswith("unix://") and sys.platform == "linux"
         if self._settings.transport is Transport.SOCKET and not local:
             raise SandboxUnavailableError(
-                _cannot(
-                    f"sandbox.docker.transport=socket needs a daemon on this machine, not {backend.host}; leave it out"
-                )
+                f"sandbox.docker.transport=socket needs a daemon on this machine, not {backend.host}; leave it out"
             )
         self._facts = await backend.connect()
         why_not = hardening.refusal(self._facts, self._settings)
         if why_not:
-            raise SandboxUnavailableError(_cannot(why_not))
+            raise SandboxUnavailableError(why_not)
         for warning in hardening.warnings(self._facts):
             _log.warning("%s", warning)
         if self._settings.transport is Transport.AUTO:
             dials = local and hardening.shares_kernel(self._facts, self._settings)
             self._transport = Transport.SOCKET if dials else Transport.STDIO
-        await self._require_image(backend)
 
     async def _require_image(self, backend: ContainerBackend) -> None:
         image = self._settings.image
-        if await backend.has_image(image):
-            return
-        if self._settings.pull is not Pull.MISSING:
-            raise SandboxUnavailableError(_cannot(_no_image(image)))
-        _log.info("pulling the image %s", image)
-        try:
+        found = await backend.find_image(image)
+        if found is None and self._settings.pull is Pull.MISSING:
+            _log.info("pulling the image %s", image)
             await backend.pull(image)
-        except ContainerError as error:
-            raise SandboxUnavailableError(_cannot(f"the image {image} could not be pulled: {error}")) from error
+            found = await backend.find_image(image)
+        if found is None:
+            raise SandboxUnavailableError(_no_image(image))
+        if found.volumes:
+            places = ", ".join(found.volumes)
+            raise SandboxUnavailableError(
+                f"the image {image} declares volumes ({places}), which sessions could fill; use one without"
+            )
 
     async def _reap(self, running: _Running) -> None:
         """Have the containers removed that processes of this user here left when they were killed."""
@@ -234,21 +249,16 @@ class DockerSandboxes(SandboxProvider):
         """One session ahead of all need: what does not work is found now, not in every episode."""
         mapped = self._facts.maps_user_ids
         try:
-            try:
-                return await launcher.launch(self._transport, maps_user_ids=mapped)
-            except SessionRefusedError:
-                raise
-            except SandboxError as error:
-                if self._settings.transport is not Transport.AUTO or self._transport is Transport.STDIO:
-                    raise
-                launched = await launcher.launch(Transport.STDIO, maps_user_ids=mapped)
-                self._transport = Transport.STDIO
-                _log.warning(
-                    "sessions go over the containers' standard streams, since a socket does not work: %s", error
-                )
-                return launched
+            return await launcher.launch(self._transport, maps_user_ids=mapped)
+        except SessionRefusedError:
+            raise
         except SandboxError as error:
-            raise SandboxUnavailableError(_cannot(str(error))) from error
+            if self._settings.transport is not Transport.AUTO or self._transport is Transport.STDIO:
+                raise
+            launched = await launcher.launch(Transport.STDIO, maps_user_ids=mapped)
+            self._transport = Transport.STDIO
+            _log.warning("sessions go over the containers' standard streams, since a socket does not work: %s", error)
+            return launched
 
     async def _take(self) -> Launched:
         """A session that answers."""
@@ -275,13 +285,9 @@ def _engine_backend(host: str) -> ContainerBackend:
         from miles_agents.tools.sandboxes.docker.engine_backend import EngineBackend
     except ModuleNotFoundError as error:
         raise SandboxUnavailableError(
-            _cannot(f"{error.name} is not installed. Type:\n    pip install 'miles_agents[docker]'")
+            f"{error.name} is not installed. Type:\n    pip install 'miles_agents[docker]'"
         ) from error
     return EngineBackend(host)
-
-
-def _cannot(why: str) -> str:
-    return f"sandbox=docker cannot run here: {why}"
 
 
 def _no_image(image: str) -> str:
