@@ -31,7 +31,7 @@ def _refused(*words: str, name: str = "train", said: tuple[str, ...]) -> str:
     for part in said:
         assert part in done.err, done.err
     assert "Traceback" not in done.err
-    assert done.err.count("\n") <= 4, done.err
+    assert done.err.count("\n") <= 8, done.err
     after = [path for path in sorted(Path().rglob("*")) if "__pycache__" not in path.parts]
     assert after == [path for path in before if "__pycache__" not in path.parts]
     return done.err

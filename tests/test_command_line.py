@@ -135,7 +135,7 @@ def test_a_configuration_and_the_id_it_names_are_the_same_environment(capsys: py
 def test_help_lists_every_group_and_key_with_its_meaning(capsys: pytest.CaptureFixture[str]) -> None:
     code, out, _, _ = _run(capsys, "--help")
     assert code == 0
-    assert "sandbox=auto | namespace" in out
+    assert "sandbox=auto | docker | namespace" in out
     line = next(line for line in out.splitlines() if "rollout.max_staleness=0" in line)
     assert "asynchronous" in line
 

@@ -260,7 +260,7 @@ ELSEWHERE = re.compile(
     "|".join(
         [
             r"/work" + r"/",  # folders of one machine
-            r"/root/[.]?(?:pyenv|cache)",
+            r"/root/[.]?(?:pyenv|cache)/",
             r"file:" + r"//" + "/",
             r"\bshared/(?:design|style|cases|prototypes|hooks)\b",
             r"\b(?:issue|ticket) #?" + r"\d+\b",  # what the text says must stand without a tracker

@@ -246,7 +246,7 @@ MACHINE = {"cgroup.controllers": "cpu memory pids", "cgroup.subtree_control": "c
         ("/a/b", MACHINE, ""),
         ("/", CONTAINER, None),  # its processes are in it, and they may not be ours
         ("/", CONTAINER | {"cgroup.subtree_control": "memory pids"}, None),
-        ("/../../other", MACHINE, ""),
+        ("/a/b/../given", MACHINE, ""),  # a way out of what the container sees
         ("/a/b", MACHINE | {"cgroup.subtree_control": "memory"}, None),
         ("/a/b", MACHINE | {"cgroup.subtree_control": "memory pids"}, ""),  # without the CPU
         ("/a/given", MACHINE, "a/given"),

@@ -55,8 +55,8 @@ def later():
 threading.Thread(target=later, daemon=True).start()
 """
 
-_RIGHT_NONCE = """
-import gc, json, os, sys
+_ANSWER = """
+import json, os, sys
 frame, call = sys._getframe(), None
 while frame and call is None:
     call = next((value for value in frame.f_locals.values() if isinstance(value, dict) and "nonce" in value), None)
@@ -67,7 +67,23 @@ for fd in range(3, 128):
         os.write(fd, len(body).to_bytes(4, "big") + body)
     except OSError:
         pass
-print("still here")
+"""
+
+# Many small mappings make a fork slow: the interpreter is in the middle of it when its call ends.
+_SLOW_FORK = """
+import ctypes, mmap, time
+libc = ctypes.CDLL(None)
+area = mmap.mmap(-1, 32 << 20)
+start = ctypes.addressof(ctypes.c_char.from_buffer(area))
+for offset in range(0, 32 << 20, 8192):
+    libc.mprotect(ctypes.c_void_p(start + offset), ctypes.c_size_t(4096), 0)
+"""
+_FORK = """
+if os.fork() == 0:
+    libc.prctl(15, b"@marker@", 0, 0, 0)
+    time.sleep(300)
+    os._exit(0)
+time.sleep(20)
 """
 
 # The pipe that calls come through is opened anew for writing: the code sends itself a call.
@@ -242,8 +258,14 @@ CASES = (
     AbuseCase(
         name="answer with the right nonce",
         must="code that finds its own nonce can end its own call early, and no more",
-        steps=python(_RIGHT_NONCE, "print('next')"),
+        steps=python(_ANSWER + 'print("still here")', "print('next')"),
         holds=_noticed,
+    ),
+    AbuseCase(
+        name="fork after the answer",
+        must="a process that is born when its call has ended, by the code's own word, does not live on",
+        steps=python(*[_SLOW_FORK + _ANSWER + _FORK] * 8),
+        holds=ends(ExecStatus.OK),
     ),
     AbuseCase(
         name="call that the code sends itself",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import itertools
 import secrets
 import socket
@@ -21,7 +22,7 @@ from miles_agents.tools.sandboxes.wire import Channel, SocketChannel, Wire, max_
 
 _PYTHON = "python3"
 _LAUNCH_S = 120.0  # a busy daemon, and a cold disk under the packages that are imported ahead
-_LAST_WORDS_S = 1.0
+_LAST_WORDS_S = 2.0
 _PROBE_S = 5.0
 _IN_CONTAINER = f"{MOUNT_POINT}/{SOCKET_NAME}"
 _STDIO = "-"
@@ -99,10 +100,11 @@ class Launcher:
 
     async def _explained(self, error: Exception, name: str, words: LastWords) -> SandboxError:
         """The error to raise; the container is on its way out."""
+        ending = ""
         try:
-            ending = await self._backend.ending(name)
-        except ContainerError:
-            ending = ""
+            with contextlib.suppress(ContainerError, TimeoutError):
+                async with asyncio.timeout(_LAST_WORDS_S):
+                    ending = await self._backend.ending(name)
         finally:
             self._removals.start(name)
         what = str(error) or f"no session within {_LAUNCH_S:g} s"

@@ -109,8 +109,7 @@ class Removals:
                 await self._until_gone(name)
             except ContainerError as error:
                 self._counters.failed_removals += 1
-                if attempt in (0, _ATTEMPTS - 1):  # not each one: a daemon that is gone fails them all
-                    _log.warning("container %s could not be removed (attempt %d): %s", name, attempt + 1, error)
+                _log.warning("container %s could not be removed (attempt %d): %s", name, attempt + 1, error)
             else:
                 return True
         return False
