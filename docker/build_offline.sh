@@ -13,7 +13,7 @@ umask 022 # any user must be able to read what lies in the image
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 version=$(cat "$here/sandbox.version")
 tag=miles-agents/sandbox:$version
-mirror=${DEBIAN_MIRROR:-http://deb.debian.org/debian}
+mirror=${DEBIAN_MIRROR:-} # empty: debootstrap knows one
 python=${PYTHON:-python3}
 cache=${CACHE:-${XDG_CACHE_HOME:-$HOME/.cache}/miles_agents}/sandbox-image
 machine=$(uname -m)
@@ -36,7 +36,7 @@ check_tools() {
 make_tree() {
     local tree=$1 platforms=(--platform "manylinux2014_$machine") glibc
     say "Debian 12 and its Python (some minutes)"
-    debootstrap --variant=minbase --include=python3 bookworm "$tree" "$mirror" >"$tree.log" 2>&1 || {
+    debootstrap --variant=minbase --include=python3 bookworm "$tree" ${mirror:+"$mirror"} >"$tree.log" 2>&1 || {
         tail -n 20 "$tree.log" >&2
         fail "debootstrap failed"
     }

@@ -64,6 +64,7 @@ _SLOW_FIXTURES = {"starter": 400, "docker_host": 600}  # seconds; making the mod
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Whichever test is the first to ask for something has to make it."""
     for item in items:
-        limits = [_SLOW_FIXTURES[name] for name in getattr(item, "fixturenames", ()) if name in _SLOW_FIXTURES]
+        names = {*getattr(item, "fixturenames", ()), *(["docker_host"] if item.get_closest_marker("docker") else [])}
+        limits = [seconds for name, seconds in _SLOW_FIXTURES.items() if name in names]
         if limits and item.get_closest_marker("timeout") is None:
             item.add_marker(pytest.mark.timeout(max(limits)))

@@ -61,7 +61,8 @@ def private_daemon(*options: str) -> Iterator[str]:
     """
     with _one_at_a_time():
         _install()
-    folder = Path(tempfile.mkdtemp(prefix="dockerd-"))
+        _sweep()
+    folder = Path(tempfile.mkdtemp(prefix=f"dockerd-{os.getpid()}-"))
     folder.chmod(0o711)  # a daemon that maps user ids asks for a way in
     host = f"unix://{folder}/docker.sock"
     with (folder / "log").open("wb") as log:
@@ -114,10 +115,12 @@ def _install() -> None:
     if shutil.which("dockerd") and shutil.which("docker") and shutil.which("debootstrap"):
         return
     environment = {**os.environ, "DEBIAN_FRONTEND": "noninteractive"}
-    command = ["apt-get", "install", "-y", "--no-install-recommends", *_PACKAGES]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True)
-    if done.returncode:
-        raise NoDockerError(f"{' '.join(command)} failed: {done.stderr.strip()[-500:]}")
+    install = ["apt-get", "install", "-y", "--no-install-recommends", *_PACKAGES]
+    for command in (install, ["apt-get", "update"], install):  # its lists may be missing, or too old
+        done = subprocess.run(command, env=environment, capture_output=True, text=True)
+        if command is install and not done.returncode:
+            return
+    raise NoDockerError(f"{' '.join(install)} failed: {done.stderr.strip()[-500:]}")
 
 
 def _wait_for(host: str, process: subprocess.Popen[bytes], log: Path) -> None:
@@ -134,6 +137,16 @@ def _load_image(host: str) -> None:
         done = subprocess.run([ROOT / "docker/build_offline.sh"], env=environment, capture_output=True, text=True)
     if done.returncode:
         raise NoDockerError(f"docker/build_offline.sh failed: {done.stderr.strip()[-1000:]}")
+
+
+def _sweep() -> None:
+    """Remove what killed tests left; their daemons ended with them."""
+    for folder in Path(tempfile.gettempdir()).glob("dockerd-*-*"):
+        pids = [folder.name.split("-")[1]]
+        with contextlib.suppress(OSError):
+            pids.append((folder / "pid").read_text())
+        if not any(Path("/proc", pid).exists() for pid in pids):
+            _remove(folder)
 
 
 def _remove(folder: Path) -> None:

@@ -18,7 +18,9 @@ from sandbox_cases import (
     time_out_with_strays,
 )
 
+from miles_agents import assembly
 from miles_agents.checks.sandbox import CHECKS
+from miles_agents.configs import schema
 from miles_agents.contracts import ExecStatus, Language, SandboxLimits
 from miles_agents.errors import SandboxError, SandboxUnavailableError
 from miles_agents.tools.sandboxes.docker import DockerSandboxes, DockerSettings, Transport
@@ -306,6 +308,34 @@ async def test_a_container_is_hardened_and_bounded(docker_host, daemon):
         assert [mount["RW"] for mount in found["Mounts"] if mount["Type"] == "bind"] == [False]
         labels = {f"miles-agents.{name}" for name in ("pid", "place", "run", "start", "user")}
         assert labels <= set(config["Labels"])
+
+
+@pytest.mark.parametrize(("runtime", "route"), [("runc", "socket"), ("io.containerd.runc.v2", "stdio")])
+async def test_the_runtime_can_be_chosen(docker_host, daemon, runtime, route):
+    config = schema.SandboxConfig(
+        name="docker", preload=[], docker=schema.DockerConfig(host=docker_host, pool_size=0, runtime=runtime)
+    )
+    async with await assembly.open_sandboxes(config) as provider, await provider.open() as sandbox:
+        assert f"{runtime}, over {route}" in provider.description
+        assert daemon.api.inspect_container(provider._names[sandbox._wire])["HostConfig"]["Runtime"] == runtime
+        assert (await sandbox.exec("1", timeout_s=30)).stdout == "1\n"
+
+
+async def test_an_image_that_is_removed_meanwhile_fails_the_opens_and_no_more(docker_host, daemon):
+    name = f"miles-agents/test:{os.getpid()}"
+    daemon.images.get(IMAGE).tag(name)
+    try:
+        settings = DockerSettings(host=docker_host, pool_size=0, image=name)
+        async with DockerSandboxes(settings=settings) as provider, await provider.open() as sandbox:
+            daemon.images.remove(name)
+            with pytest.raises(SandboxError, match="could not be set up: No such image"):
+                await provider.open()
+            assert (await sandbox.exec("1", timeout_s=30)).stdout == "1\n"
+            daemon.images.get(IMAGE).tag(name)
+            await (await provider.open()).close()
+        assert containers(daemon, provider.label) == set()
+    finally:
+        daemon.images.remove(name)
 
 
 async def test_two_sessions_have_user_ids_of_their_own(provider):

@@ -25,8 +25,10 @@ HOST_KINDS = {"kill_worker", "kill_supervisor"} if KILLS else set()
 
 
 @pytest.fixture
-def temporary(monkeypatch):
+def temporary(monkeypatch, request):
     """A folder of temporary files that nobody else uses; short, for the paths of sockets."""
+    if request.node.get_closest_marker("docker"):
+        request.getfixturevalue("docker_host")  # its daemon may be a private one with temporary files of its own
     folder = Path(tempfile.mkdtemp(prefix="soak-", dir="/tmp"))
     folder.chmod(0o1777)
     monkeypatch.setenv("TMPDIR", str(folder))
@@ -47,13 +49,14 @@ def containers(request, label: str) -> list[str]:
 
 async def soak(backend: str, request, temporary: Path, *, sessions: int, calls: int) -> Soak:
     """Run one and compare what there is before and after it."""
-    before = left_of(os.getpid(), temporary)
+    before, others = left_of(os.getpid(), temporary), set(descendants(os.getpid()))
     async with running(backend, request, limits=LIMITS) as provider:
         host = host_of(provider)
         async with await provider.open() as first:
             await first.exec("1", timeout_s=60)
         if backend != "docker":
-            assert await until(lambda: len(descendants(host)) == 2), descendants(host)  # launcher and zygote
+            # the launcher and the zygote
+            assert await until(lambda: len(descendants(host).keys() - others) == 2), (others, descendants(host))
         started = left_of(host, temporary)
         soaked = Soak(provider, sessions=sessions, calls=calls)
         await soaked.run()

@@ -73,6 +73,8 @@ async def test_without_control_groups_the_supervisor_bounds_the_sessions_memory(
     hogs = "import os, time\nfor _ in range(4):\n    if os.fork() == 0:\n        data = b'x' * (90 << 20)\n"
     limits = SandboxLimits(memory_mb=128)
     async with running("user", request, limits=limits) as provider, await provider.open() as sandbox:
+        if "no control groups" not in provider.description:
+            pytest.skip("this user's group is delegated")
         result = await sandbox.exec(hogs + "        time.sleep(60)\ntime.sleep(60)", timeout_s=30)
     # four processes of 90 MB each pass their own limit of 128 MB, but not the session's
     assert result.status is ExecStatus.CRASHED

@@ -69,6 +69,7 @@ door("perf_event_open", 298, 241, (ctypes.c_ulong * 16)(1 | 128 << 32), 0, -1, -
 door("userfaultfd", 323, 282, 1)
 door("io_uring_setup", 425, 425, 8, (ctypes.c_ulong * 16)())
 door("io_setup", 206, 0, 128, ctypes.byref(ctypes.c_ulong()))
+door("inotify_init1", 294, 26, 0)
 door("memfd_create", 319, 279, b"x", 0)
 door("memfd_secret", 447, 447, 0)
 door("shmget", 29, 194, 0, 4096, 0o1600)

@@ -9,8 +9,11 @@ from miles_agents.checks.abuse.case import (
     After,
     Outcome,
     Pause,
+    ReadFile,
     Reset,
     Run,
+    Step,
+    WriteFile,
     both,
     ends,
     fails,
@@ -55,36 +58,50 @@ def later():
 threading.Thread(target=later, daemon=True).start()
 """
 
-_ANSWER = """
-import json, os, sys
+_FIND_ANSWER = """
+import fcntl, json, os, sys
 frame, call = sys._getframe(), None
 while frame and call is None:
     call = next((value for value in frame.f_locals.values() if isinstance(value, dict) and "nonce" in value), None)
     frame = frame.f_back
 body = json.dumps({"nonce": call["nonce"], "status": "ok", "stdout": "forged"}).encode()
-for fd in range(3, 128):
+answer = len(body).to_bytes(4, "big") + body
+def is_channel(fd):
     try:
-        os.write(fd, len(body).to_bytes(4, "big") + body)
+        return fcntl.fcntl(fd, fcntl.F_GETFL) & 3 == os.O_WRONLY
     except OSError:
-        pass
+        return False
+channels = [fd for fd in range(3, 128) if is_channel(fd)]
+"""
+_ANSWER = """
+for fd in channels:
+    os.write(fd, answer)
 """
 
-# Many small mappings make a fork slow: the interpreter is in the middle of it when its call ends.
-_SLOW_FORK = """
-import ctypes, mmap, time
+# The call ends, and the interpreter is in the middle of a fork, which many small mappings make slow.
+_SLOW_FORKS = """
+import ctypes, mmap, os, time
 libc = ctypes.CDLL(None)
 area = mmap.mmap(-1, 32 << 20)
 start = ctypes.addressof(ctypes.c_char.from_buffer(area))
 for offset in range(0, 32 << 20, 8192):
     libc.mprotect(ctypes.c_void_p(start + offset), ctypes.c_size_t(4096), 0)
 """
-_FORK = """
+_FORK_BEHIND = """
 if os.fork() == 0:
-    libc.prctl(15, b"@marker@", 0, 0, 0)
-    time.sleep(300)
+    while not os.path.exists("over{number}"):
+        time.sleep(0.01)
+    os.close(os.open("born{number}", os.O_CREAT, 0o600))
     os._exit(0)
-time.sleep(20)
 """
+
+
+def _forks_behind(number: int) -> tuple[Step, ...]:
+    """From the answer on nothing may happen until the interpreter goes on with the next call."""
+    code = _SLOW_FORKS + _FIND_ANSWER + _ANSWER + _FORK_BEHIND.format(number=number)
+    look = (WriteFile(path=f"over{number}"), Pause(seconds=0.2), ReadFile(path=f"born{number}"))
+    return (*python(code), *look, *python("1"))
+
 
 # The pipe that calls come through is opened anew for writing: the code sends itself a call.
 _INJECTED_CALL = """
@@ -258,14 +275,15 @@ CASES = (
     AbuseCase(
         name="answer with the right nonce",
         must="code that finds its own nonce can end its own call early, and no more",
-        steps=python(_ANSWER + 'print("still here")', "print('next')"),
+        steps=python(_FIND_ANSWER + _ANSWER + 'print("still here")', "print('next')"),
         holds=_noticed,
     ),
     AbuseCase(
-        name="fork after the answer",
-        must="a process that is born when its call has ended, by the code's own word, does not live on",
-        steps=python(*[_SLOW_FORK + _ANSWER + _FORK] * 8),
-        holds=ends(ExecStatus.OK),
+        name="fork behind the answer",
+        must="a process that is born when its call has ended, by the code's own word, does nothing",
+        steps=tuple(step for number in range(8) for step in _forks_behind(number)),
+        holds=lambda outcome: not any(isinstance(each, bytes) for each in outcome.results),
+        after=After.SERVES_AFTER_RESET,
     ),
     AbuseCase(
         name="call that the code sends itself",

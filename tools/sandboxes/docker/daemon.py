@@ -5,8 +5,10 @@ Synchronous, by docker-py; sessions go through `EngineBackend`.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import socket
+import threading
 from typing import Any
 
 import requests
@@ -53,7 +55,7 @@ def knock(host: str) -> str:
 
 
 class Daemon:
-    """One daemon. Its calls block; they may be made from any one thread at a time.
+    """One daemon. Its calls block; they may be made from any thread and run one after the other.
 
     Args:
         host: as `resolve_host` takes it.
@@ -62,6 +64,7 @@ class Daemon:
     def __init__(self, host: str) -> None:
         self._host = host
         self._client: DockerClient | None = None
+        self._turn = threading.Lock()  # a task that is cancelled leaves its call behind, in a thread
 
     def facts(self) -> EngineFacts:
         """What the daemon says of itself.
@@ -73,7 +76,8 @@ class Daemon:
         if why_not := knock(host):
             raise SandboxUnavailableError(unreachable(host, why_not))
         try:
-            info = self._connected().info()
+            with self._turn:
+                info = self._connected().info()
         except _FAILURES as error:
             raise SandboxUnavailableError(unreachable(host, str(error))) from error
         options = [option.split(",")[0] for option in info.get("SecurityOptions") or ()]
@@ -97,22 +101,32 @@ class Daemon:
             ContainerError: the daemon failed.
         """
         try:
-            found = self._connected().images.get(image)
+            with self._turn:
+                found = self._connected().images.get(image)
         except ImageNotFound:
             return None
         except _FAILURES as error:
             raise ContainerError(str(error)) from error
         return ImageFacts(volumes=sorted((found.attrs.get("Config") or {}).get("Volumes") or ()))
 
-    def pull(self, image: str) -> None:
+    def pull(self, image: str, given_up: threading.Event) -> None:
         """Fetch it from its registry.
+
+        Args:
+            image: its name, with a tag or a digest.
+            given_up: once it is set, nobody wants the image any more.
 
         Raises:
             ContainerError: the registry or the daemon failed.
         """
         client = self._make_client(_PULL_S)
         try:
-            client.images.pull(image)
+            with contextlib.closing(client.api.pull(image, stream=True, decode=True)) as progress:
+                for line in progress:
+                    if given_up.is_set():  # the daemon stops when nobody listens
+                        return
+                    if "error" in line:  # after the answer's status, which was a good one
+                        raise ContainerError(str(line["error"]))
         except _FAILURES as error:
             raise ContainerError(str(error)) from error
         finally:
@@ -125,16 +139,18 @@ class Daemon:
             ContainerError: the daemon failed.
         """
         try:
-            found = self._connected().api.containers(all=True, filters={"label": label})
+            with self._turn:
+                found = self._connected().api.containers(all=True, filters={"label": label})
         except _FAILURES as error:
             raise ContainerError(str(error)) from error
         return [ContainerRecord(each["Names"][0].lstrip("/"), each["Labels"]) for each in found if each.get("Names")]
 
     def close(self) -> None:
         """Free the connections."""
-        client, self._client = self._client, None
-        if client is not None:
-            client.close()
+        with self._turn:
+            client, self._client = self._client, None
+            if client is not None:
+                client.close()
 
     def _connected(self) -> DockerClient:
         if self._client is None:

@@ -71,6 +71,7 @@ class Door:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self._connection: socket.socket | None = None
+        self._watched_by: asyncio.AbstractEventLoop | None = None
         folder.mkdir(mode=0o755)
         folder.chmod(0o755)  # whatever the umask: the container's user is another one
         self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
@@ -84,33 +85,32 @@ class Door:
             self.close()
             raise
 
-    async def accept(self) -> None:
-        """Wait for the one connection, then stop listening.
+    def expect(self) -> asyncio.Future[None]:
+        """Done when the one connection is there; from then on nobody can dial.
 
-        The door has the connection from the moment it is there: `sock_accept` hands it over a turn of the event loop
-        later, and loses it when it is cancelled in between.
+        The door has the connection at once: `sock_accept` would hand it over a turn of the event loop later, and lose
+        it to a cancellation in between.
         """
-        loop = asyncio.get_running_loop()
-        dialled: asyncio.Future[None] = loop.create_future()
-        loop.add_reader(self._listener, self._let_in, dialled)
-        try:
-            await dialled
-        finally:
-            loop.remove_reader(self._listener)
-            if self._connection is not None:
-                self._stop_listening()
+        dialled: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._watched_by = dialled.get_loop()
+        self._watched_by.add_reader(self._listener, self._let_in, dialled)
+        return dialled
 
     def _let_in(self, dialled: asyncio.Future[None]) -> None:
-        if dialled.done():
-            return
+        error: OSError | None = None
         try:
             self._connection, _ = self._listener.accept()
         except (BlockingIOError, InterruptedError, ConnectionAbortedError):
             return
-        except OSError as error:
-            dialled.set_exception(error)
-        else:
+        except OSError as failure:  # no descriptor is left
+            error = failure
+        self._stop_listening()
+        if dialled.done():
+            return
+        if error is None:
             dialled.set_result(None)
+        else:
+            dialled.set_exception(error)
 
     def take(self) -> socket.socket:
         """The connection, which is the caller's from now on."""
@@ -127,5 +127,8 @@ class Door:
             self._connection = None
 
     def _stop_listening(self) -> None:
+        if self._watched_by is not None:
+            self._watched_by.remove_reader(self._listener)
+            self._watched_by = None
         self._listener.close()
         shutil.rmtree(self.folder, ignore_errors=True)

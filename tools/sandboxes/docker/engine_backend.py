@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import threading
 from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
 from typing import Any
 
@@ -117,7 +118,11 @@ class EngineBackend:
 
     async def pull(self, image: str) -> None:
         """See `ContainerBackend.pull`."""
-        await asyncio.to_thread(self._daemon.pull, image)
+        given_up = threading.Event()
+        try:
+            await asyncio.to_thread(self._daemon.pull, image, given_up)
+        finally:
+            given_up.set()
 
     async def create(self, name: str, body: Mapping[str, Any]) -> None:
         """See `ContainerBackend.create`."""

@@ -7,6 +7,7 @@ script. Removals may fail, creations may be slow, and other people's containers 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Awaitable, Callable, Container, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -23,6 +24,7 @@ from miles_agents.tools.sandboxes.docker.backend import (
     Removal,
 )
 from miles_agents.tools.sandboxes.docker.dial_in import SOCKET_NAME
+from miles_agents.tools.sandboxes.docker.owned_tasks import OwnedTasks
 from miles_agents.tools.sandboxes.docker.settings import IMAGE
 from miles_agents.tools.sandboxes.runner.frames import FrameBuffer, encode
 
@@ -45,14 +47,16 @@ class FakeContainer:
     body: Mapping[str, Any]
     stdin: asyncio.Queue[bytes] = field(default_factory=asyncio.Queue)  # b"" at its end
     output: asyncio.Queue[Chunk | None] = field(default_factory=asyncio.Queue)
-    running: asyncio.Task[None] | None = None
+    running: asyncio.Future[None] | None = None
 
 
 class FakeAttachment:
     """The streams of a fake container."""
 
-    def __init__(self, container: FakeContainer) -> None:
+    def __init__(self, container: FakeContainer, attached: set[FakeAttachment]) -> None:
         self._container = container
+        self._attached = attached
+        attached.add(self)
 
     async def read(self) -> Chunk | None:
         """See `Attachment.read`."""
@@ -64,6 +68,7 @@ class FakeAttachment:
 
     def close(self) -> None:
         """See `Attachment.close`."""
+        self._attached.discard(self)
         self._container.stdin.put_nowait(b"")
         self._container.output.put_nowait(None)
 
@@ -102,8 +107,10 @@ class FakeContainerBackend:
         self.created: list[str] = []
         self.removed: list[str] = []
         self.removal_attempts = 0
+        self.attached: set[FakeAttachment] = set()  # and not closed yet
         self.refuse_creations = ""  # why, if it does
         self.closed = False
+        self._tasks = OwnedTasks()
 
     async def connect(self) -> EngineFacts:
         """See `ContainerBackend.connect`."""
@@ -133,14 +140,14 @@ class FakeContainerBackend:
 
     async def attach(self, name: str, *, stdin: bool) -> FakeAttachment:
         """See `ContainerBackend.attach`."""
-        return FakeAttachment(self._get(name))
+        return FakeAttachment(self._get(name), self.attached)
 
     async def start(self, name: str) -> None:
         """See `ContainerBackend.start`."""
         container = self._get(name)
         mounts = container.body["HostConfig"].get("Mounts")
         address = Path(mounts[0]["Source"], SOCKET_NAME) if mounts else None
-        container.running = asyncio.ensure_future(self._run(container, address))
+        container.running = self._tasks.start(self._run(container, address))
 
     async def ending(self, name: str) -> str:
         """See `ContainerBackend.ending`."""
@@ -171,11 +178,7 @@ class FakeContainerBackend:
     async def close(self) -> None:
         """See `ContainerBackend.close`."""
         self.closed = True
-        running = [each.running for each in self.containers.values() if each.running is not None]
-        for task in running:
-            task.cancel()
-        if running:
-            await asyncio.wait(running)
+        await self._tasks.cancel()
 
     def _get(self, name: str) -> FakeContainer:
         if name not in self.containers:
@@ -206,6 +209,8 @@ class FakeContainerBackend:
             await self._serve(lambda: reader.read(_READ_BYTES), send)
         finally:
             writer.close()
+            with contextlib.suppress(OSError):
+                await writer.wait_closed()
 
     async def _serve(self, receive: Callable[[], Awaitable[bytes]], send: _Send) -> None:
         """The runner's part: an introduction, a greeting, then requests until the host hangs up."""

@@ -26,6 +26,7 @@ _LAST_WORDS_S = 2.0
 _PROBE_S = 5.0
 _IN_CONTAINER = f"{MOUNT_POINT}/{SOCKET_NAME}"
 _STDIO = "-"
+_numbers = itertools.count()  # of the process: a provider that is started again makes no name twice
 
 
 class SessionRefusedError(SandboxError):
@@ -67,7 +68,6 @@ class Launcher:
         self._plan = plan
         self._doors = doors
         self._introduction = introduction(plan.limits, plan.preload)
-        self._numbers = itertools.count()
         self._first_serial = secrets.randbelow(1 << 26)
 
     async def launch(self, transport: Transport, *, maps_user_ids: bool) -> Launched:
@@ -80,7 +80,7 @@ class Launcher:
         Raises:
             SandboxError: it could not be set up; with what the container said.
         """
-        number = next(self._numbers)
+        number = next(_numbers)
         name = self._plan.owner.container_name(number)
         began = time.monotonic()
         words = LastWords()
@@ -167,12 +167,9 @@ async def _dialled(door: Door, ended: asyncio.Future[None]) -> socket.socket:
     Raises:
         SandboxError: the container ended first.
     """
-    accepting = asyncio.ensure_future(door.accept())
-    try:
-        await asyncio.wait({accepting, ended}, return_when=asyncio.FIRST_COMPLETED)
-        if not accepting.done():
-            raise SandboxError("its container ended before it dialled in")
-    finally:
-        accepting.cancel()
-        await asyncio.wait([accepting])
+    dialled = door.expect()
+    await asyncio.wait({dialled, ended}, return_when=asyncio.FIRST_COMPLETED)
+    if not dialled.done():
+        raise SandboxError("its container ended before it dialled in")
+    dialled.result()
     return door.take()

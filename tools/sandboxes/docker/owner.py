@@ -83,8 +83,9 @@ def is_alive(pid: str, start: str) -> bool:
     """Whether the process that started then is still there; what names no process is taken for alive."""
     if not pid.isdigit() or not start:
         return True
-    if start != "0":
-        return start_time(int(pid)) == start
+    if start != "0" and (found := start_time(int(pid))) is not None:
+        return found == start
+    # Its start cannot be told: it may be gone, or out of sight, or this process may have no descriptor left to look.
     try:
         os.kill(int(pid), 0)
     except ProcessLookupError:

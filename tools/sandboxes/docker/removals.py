@@ -67,11 +67,13 @@ class Removals:
             self._leaving[name] = self._tasks.start(self._remove(name, creation))
 
     async def finish(self, within_s: float) -> set[str]:
-        """Wait for all removals, and try once more what was given up.
+        """Remove whatever is still owned, wait for all removals, and try once more what was given up.
 
         Returns:
             The names of containers that may still be there.
         """
+        for name in list(self._creations):
+            self.start(name)
         await self._tasks.finish(within_s)
         for name in self._given_up.copy():
             self._given_up.discard(name)

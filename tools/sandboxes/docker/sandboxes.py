@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import sys
 import time
 from collections.abc import Sequence
@@ -44,6 +45,7 @@ class _Running(NamedTuple):
     removals: Removals
     launcher: Launcher
     pool: ContainerPool
+    loop: asyncio.AbstractEventLoop
 
 
 class DockerSandboxes(SandboxProvider):
@@ -74,6 +76,7 @@ class DockerSandboxes(SandboxProvider):
         self._doors = Doors(self._owner)
         self._running: _Running | None = None
         self._changing = asyncio.Lock()  # one of start and close at a time
+        self._ending: asyncio.Task[None] | None = None
         self._names: dict[Wire, str] = {}
         self._open: set[RunnerSandbox] = set()
         self.left_behind: tuple[str, ...] = ()  # containers that `close` could not remove
@@ -106,15 +109,16 @@ class DockerSandboxes(SandboxProvider):
                 out.
         """
         async with self._changing:
+            await self._ended()
             if self._running is not None:
                 return
             try:
                 await self._start()
             except (SandboxUnavailableError, SandboxError, ContainerError, OSError) as error:
-                await self._close()
+                await self._ended()
                 raise SandboxUnavailableError(f"sandbox=docker cannot run here: {error}") from error
             except BaseException:
-                await self._close()
+                await self._ended()
                 raise
 
     async def open(self) -> RunnerSandbox:
@@ -155,31 +159,50 @@ class DockerSandboxes(SandboxProvider):
         self._open.discard(sandbox)
 
     async def close(self) -> None:
-        """End every session; returns when their containers are gone. What could not be removed is reported."""
+        """End every session; returns when their containers are gone. What could not be removed is reported.
+
+        A caller that is cancelled leaves; the end goes on, and another call waits for it.
+        """
         async with self._changing:
-            await self._close()
+            if self._running is not None:
+                _require_loop_of(self._running)
+                running, self._running = self._running, None
+                self._ending = asyncio.ensure_future(self._end(running))
+            await self._ended()
 
     async def _start(self) -> None:
+        if self._owner.pid != os.getpid():  # made before a fork
+            self._owner = Owner.of_this_process()
+            self._doors = Doors(self._owner)
         backend = self._given_backend or _engine_backend(self._settings.host)
-        self._running = running = self._assemble(backend)
-        await self._look_at(backend)
-        await self._require_image(backend)
-        await self._reap(running)
-        self._doors.open()
-        running.pool.put(await self._first_session(running.launcher))
+        running = self._assemble(backend)
+        try:
+            await self._look_at(backend)
+            await self._require_image(backend)
+            await self._reap(running)
+            self._doors.open()
+            running.pool.put(await self._first_session(running.launcher))
+        except BaseException:
+            self._ending = asyncio.ensure_future(self._end(running))
+            raise
+        self._running = running
         running.pool.fill()
 
-    async def _close(self) -> None:
-        running = self._running
-        if running is None:
-            return
+    async def _ended(self) -> None:
+        if self._ending is not None:
+            try:
+                await asyncio.shield(self._ending)
+            finally:
+                if self._ending.done():
+                    self._ending = None
+
+    async def _end(self, running: _Running) -> None:
         try:
             await running.pool.close()
             for sandbox in list(self._open):
                 await sandbox.close()
             self.left_behind = tuple(sorted(await running.removals.finish(_CLOSE_S)))
         finally:
-            self._running = None
             await running.removals.cancel()
             await running.backend.close()
             self._doors.close()
@@ -197,7 +220,7 @@ class DockerSandboxes(SandboxProvider):
             size=self._settings.pool_size,
             at_once=self._settings.max_parallel_starts,
         )
-        return _Running(backend, removals, launcher, pool)
+        return _Running(backend, removals, launcher, pool, asyncio.get_running_loop())
 
     async def _look_at(self, backend: ContainerBackend) -> None:
         """Refuse a daemon that cannot hold sessions to their limits; choose how to reach them.
@@ -262,22 +285,37 @@ class DockerSandboxes(SandboxProvider):
 
     async def _take(self) -> Launched:
         """A session that answers."""
-        if self._running is None:
+        running = self._running
+        if running is None:
             raise SandboxError("the sandbox provider is not running: call start() first")
+        _require_loop_of(running)
         while True:
-            launched = await self._running.pool.take()
+            launched = await running.pool.take()
             try:
-                if time.monotonic() - launched.made_at < _FRESH_S or await is_well(launched):
-                    return launched
+                well = time.monotonic() - launched.made_at < _FRESH_S or await is_well(launched)
             except BaseException:
                 self._discard(launched)
                 raise
-            _log.warning("a session that was kept ready ended before its use: %s", launched.name)
+            if self._running is running and well:
+                return launched
             self._discard(launched)
+            if self._running is not running:
+                raise SandboxError("the sandbox provider was closed")
+            _log.warning("a session that was kept ready ended before its use: %s", launched.name)
 
     def _discard(self, launched: Launched) -> None:
         self._names[launched.wire] = launched.name
         self.release(launched.wire)
+
+
+def _require_loop_of(running: _Running) -> None:
+    """What waits in one event loop is never woken from another one.
+
+    Raises:
+        SandboxError: the provider was started in another one.
+    """
+    if asyncio.get_running_loop() is not running.loop:
+        raise SandboxError("the sandbox provider was started in another event loop: start, use and close it in one")
 
 
 def _engine_backend(host: str) -> ContainerBackend:

@@ -96,24 +96,14 @@ def kill_strays(worker: int) -> Strays:
 def _stop(worker: int) -> bool:
     """Stop the worker; True once all its threads stand, or it is dead. False if one takes longer, as in a vfork.
 
-    A worker of one thread is not waited for: that thread has said that its call ended, and waits for the next.
+    That it says its call ended is the code's word: it may be in the middle of a fork all the same.
     """
     os.kill(worker, signal.SIGSTOP)
-    if _threads(worker) == 1:
-        return True
     for _ in range(_STOP_LOOKS):
         if os.waitid(os.P_PID, worker, os.WSTOPPED | os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None:
             return True
         os.sched_yield()
     return False
-
-
-def _threads(pid: int) -> int:
-    """How many there are; 0 if the process is gone."""
-    try:
-        return os.stat(f"/proc/{pid}/task").st_nlink - 2  # noqa: PTH116 — after every call: no Path objects
-    except OSError:
-        return 0
 
 
 def _reap_orphans(worker: int) -> None:
