@@ -24,6 +24,8 @@ ENVIRONMENT = {  # of everything in a session
     "OMP_NUM_THREADS": "1",
     "OPENBLAS_NUM_THREADS": "1",
     "MKL_NUM_THREADS": "1",
+    # Each further arena takes 128 MB of address space for a moment, and a thread that starts then finds none.
+    "MALLOC_ARENA_MAX": "1",
 }
 _PACKAGE = "miles_agents.tools.sandboxes.runner"
 _NOT_IN_CONTAINERS = ("zygote", "session", "identity", "rootfs", "cgroups")  # the namespace launcher's half

@@ -25,6 +25,7 @@ _HARMLESS = {
     "LANG",
     "LC_ALL",
     "LC_CTYPE",
+    "MALLOC_ARENA_MAX",
     "MKL_NUM_THREADS",
     "OMP_NUM_THREADS",
     "OPENBLAS_NUM_THREADS",
