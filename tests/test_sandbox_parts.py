@@ -86,9 +86,9 @@ def test_capture_does_not_depend_on_how_the_output_arrives(pieces, shown_bytes):
     assert whole.text() == cut.text()
 
 
-def _run_filter(program: bytes, audit: int, number: int, first: int = 0, second: int = 0) -> int:
+def _run_filter(program: bytes, audit: int, number: int, *arguments: int) -> int:
     """A small interpreter of classic BPF: what the kernel would answer."""
-    data = struct.pack("=IIQQQ", number, audit, 0, first, second)
+    data = struct.pack("=IIQ6Q", number, audit, 0, *arguments, *[0] * (6 - len(arguments)))
     code = [struct.unpack_from("=HBBI", program, offset) for offset in range(0, len(program), 8)]
     at, register = 0, 0
     while True:
@@ -158,6 +158,18 @@ def test_filter_refuses_what_reaches_beyond_the_session(machine, number, argumen
 def test_filter_lets_a_process_set_its_own_limits_and_priority_only(machine, number, arguments, verdict):
     name, audit = machine
     assert _run_filter(build_filter(name), audit, number, *arguments) == verdict
+
+
+@pytest.mark.parametrize(("machine", "fcntl", "socket", "socketpair"), [(X86, 72, 41, 53), (ARM, 25, 198, 199)])
+def test_filter_looks_at_the_arguments_of_sockets_and_descriptors(machine, fcntl, socket, socketpair):
+    def verdict(number, *arguments):
+        return _run_filter(build_filter(machine[0]), machine[1], number, *arguments)
+
+    assert {command for command in range(1100) if verdict(fcntl, 3, command) == EPERM} == {1026}  # F_NOTIFY
+    assert {family for family in range(64) if verdict(socketpair, family, 1, 0) == ALLOW} == {1}
+    passed = {(family, protocol) for family in range(64) for protocol in range(300)
+              if verdict(socket, family, 1, protocol) == ALLOW}  # fmt: skip
+    assert passed == {(family, protocol) for family in (1, 2, 10) for protocol in (0, 6, 17)}
 
 
 # Every call the filter knows, with its numbers on x86_64 and aarch64, as `asm/unistd_64.h` of each architecture in the

@@ -72,7 +72,7 @@ async def soak(backend: str, request, temporary: Path, *, sessions: int, calls: 
     return soaked
 
 
-@pytest.mark.parametrize("backend", NAMESPACES)
+@pytest.mark.parametrize("backend", BACKENDS)
 async def test_hundreds_of_calls_with_kills_cancels_and_timeouts_leave_nothing(backend, request, temporary):
     sessions = 10 if backend == "docker" else 20  # a container takes longer to start than all the rest
     soaked = await soak(backend, request, temporary, sessions=sessions, calls=300)
@@ -150,7 +150,6 @@ async def test_everything_of_a_host_that_is_killed_is_gone_soon(backend):
         print(f"\n{backend}: gone after {time.monotonic() - began:.2f} s")
 
 
-@pytest.mark.slow
 @pytest.mark.docker
 async def test_containers_of_a_host_that_is_killed_are_gone_after_the_next_start(docker_host, request):
     async with busy_host("docker", docker_host) as (host, everyone):

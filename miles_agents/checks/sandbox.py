@@ -112,6 +112,30 @@ async def check_timeout_keeps_or_says_lost(provider: SandboxProvider) -> None:
         _expect(time.monotonic() - started < 2 * _SLOW_S, "timeouts come in time", time.monotonic() - started)
 
 
+async def check_timeout_in_a_child_keeps_the_state(provider: SandboxProvider) -> None:
+    """A call that waits for a child of its own is interrupted as by Ctrl-C: both of them, and the state is kept."""
+    async with await provider.open() as sandbox:
+        await _run(sandbox, "import subprocess\nx = 1")
+        for code in ("subprocess.run(['sleep', '60'])", "subprocess.run('sleep 60', shell=True, capture_output=True)"):
+            result = await _run(sandbox, code, timeout_s=_SHORT_S)
+            _expect(result.status is ExecStatus.TIMEOUT, f"{code} times out", result)
+            await _prints(sandbox, "print(x)", "1\n", f"state is kept after {code}")
+
+
+async def check_exit_codes_of_children(provider: SandboxProvider) -> None:
+    """The code can tell how its children ended, also those that run to the end of the call's own code."""
+    async with await provider.open() as sandbox:
+        fork = "import os, sys\npid = os.fork()\nif pid == 0:\n    {end}\nprint(os.waitpid(pid, 0)[1] >> 8)"
+        for end, code in (
+            ("sys.exit(3)", 3),
+            ("sys.exit('no')", 1),
+            ("1 / 0", 1),
+            ("sys.exit()", 0),
+            ("os._exit(7)", 7),
+        ):
+            await _prints(sandbox, fork.format(end=end), f"{code}\n", f"exit code of a child that ends with {end}")
+
+
 async def check_output_is_bounded(provider: SandboxProvider) -> None:
     """Long output is cut to head and tail; endless output is stopped; odd bytes are shown as escapes."""
     async with await provider.open() as sandbox:
@@ -336,6 +360,8 @@ CHECKS: tuple[Check, ...] = (
     check_sessions_are_isolated,
     check_reset_leaves_nothing,
     check_timeout_keeps_or_says_lost,
+    check_timeout_in_a_child_keeps_the_state,
+    check_exit_codes_of_children,
     check_output_is_bounded,
     check_crash_is_survived,
     check_strays_are_killed,

@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 from miles_agents.tools.sandboxes.runner.capture import Capture
 
-GRACE_S = 0.25  # between the interrupt and the kill
+GRACE_S = 0.5  # between the interrupt and the kill; a Popen that is interrupted waits 0.25 s for its child
 HARD_STOP_FACTOR = 64  # a stream may be this many times longer than what is shown of it
 TICK_S = 0.1  # how often a long call is looked at
 _SHORT_MS = 1  # what a call this short prints is taken once, at its end, and not piece by piece

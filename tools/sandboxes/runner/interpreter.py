@@ -15,7 +15,12 @@ from miles_agents.tools.sandboxes.runner.calls import Call, Watch, read_some, ta
 from miles_agents.tools.sandboxes.runner.capture import Capture
 from miles_agents.tools.sandboxes.runner.children import ChildLimits
 from miles_agents.tools.sandboxes.runner.frames import FrameBuffer, FrameError, encode
-from miles_agents.tools.sandboxes.runner.processes import await_collected, kill_everything, kill_strays
+from miles_agents.tools.sandboxes.runner.processes import (
+    await_collected,
+    interrupt_everything,
+    kill_everything,
+    kill_strays,
+)
 from miles_agents.tools.sandboxes.runner.worker import become_worker
 
 _MAX_REPLY_BYTES = 256
@@ -84,9 +89,7 @@ class Interpreter:
         nonce = secrets.token_hex(8)
         replies = FrameBuffer(_MAX_REPLY_BYTES)
         self._send(worker, call, encode({"nonce": nonce, "code": code}))
-        watch = Watch(
-            call, self._host_fd, interrupt=lambda: os.kill(worker.pid, signal.SIGINT), look=lambda: self._look(call)
-        )
+        watch = Watch(call, self._host_fd, interrupt=interrupt_everything, look=lambda: self._look(call))
         for fd, stream in _streams(worker, call):
             watch.capture(fd, stream)
         watch.on_event(worker.replies, lambda: _take_reply(worker, call, replies, nonce))

@@ -60,6 +60,12 @@ def kill_everything() -> dict[int, int]:
     return endings
 
 
+def interrupt_everything() -> None:
+    """Interrupt all processes of the session but PID 1, as Ctrl-C does: whoever waits for a child goes on then."""
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(-1, signal.SIGINT)
+
+
 class Strays(NamedTuple):
     """What `kill_strays` did."""
 

@@ -163,8 +163,11 @@ def _fill(root: Path, sources: _Sources) -> None:
     (root / "etc").mkdir(exist_ok=True)
     (root / "etc/passwd").write_text(_USERS)
     for device in _DEVICES:
-        _make_place(Path("/dev", device), root / "dev" / device)
-        mount(f"/dev/{device}", str(root / "dev" / device), None, MS_BIND)
+        target = root / "dev" / device
+        _make_place(Path("/dev", device), target)
+        mount(f"/dev/{device}", str(target), None, MS_BIND)
+        locked = os.statvfs(target).f_flag & MS_NOEXEC
+        mount(None, str(target), None, MS_BIND | MS_REMOUNT | MS_RDONLY | MS_NOSUID | locked)  # its times, its mode
     for name in ("proc", "tmp", "dev/shm", _OLD):
         (root / name).mkdir(exist_ok=True)
 

@@ -60,16 +60,20 @@ class _Architecture(NamedTuple):
     refused: dict[str, int]
     self_only: dict[str, tuple[int, tuple[int, ...]]]
     clone: int
+    fcntl: int
     socket: int
+    socketpair: int
 
 
 _ARCHITECTURES = {
-    "x86_64": _Architecture(0xC000_003E, _X86_64, _X86_64_SELF, 56, 41),
-    "aarch64": _Architecture(0xC000_00B7, _AARCH64, _AARCH64_SELF, 220, 198),
+    "x86_64": _Architecture(0xC000_003E, _X86_64, _X86_64_SELF, 56, 72, 41, 53),
+    "aarch64": _Architecture(0xC000_00B7, _AARCH64, _AARCH64_SELF, 220, 25, 198, 199),
 }
 _CLONE3 = 435  # its flags lie in memory a filter cannot read; told that it does not exist, libc uses clone
 _NEW_NAMESPACES = 0x7E02_0000
 _FAMILIES = (1, 2, 10)  # unix, inet, inet6; not vsock, netlink, packet: those see past the network namespace
+_PROTOCOLS = (0, 6, 17)  # TCP and UDP; a socket of another one would have the host's kernel load a module
+_F_NOTIFY = 1026  # tells what others do in a folder, as inotify does
 _X32_BIT = 0x4000_0000
 
 _LOAD, _JUMP_EQUAL, _JUMP_GREATER_EQUAL, _JUMP_ANY_BIT, _RETURN = 0x20, 0x15, 0x35, 0x45, 0x06
@@ -95,6 +99,17 @@ def _load_argument(position: int) -> bytes:
     return _instruction(_LOAD, 16 + 8 * position)
 
 
+def _block(number: int, body: list[bytes]) -> list[bytes]:
+    """What to do about one call; the body ends with a verdict."""
+    return [_instruction(_JUMP_EQUAL, number, false=len(body)), *body]
+
+
+def _one_of(position: int, values: tuple[int, ...]) -> list[bytes]:
+    """Go on if the argument is one of the values, else refuse."""
+    jumps = [_instruction(_JUMP_EQUAL, value, true=len(values) - index) for index, value in enumerate(values)]
+    return [_load_argument(position), *jumps, _refuse()]
+
+
 def _self_only(number: int, positions: tuple[int, ...]) -> list[bytes]:
     """Refuse the call unless the arguments are 0."""
     checks = [each for position in positions for each in (_load_argument(position), b"")]
@@ -102,12 +117,12 @@ def _self_only(number: int, positions: tuple[int, ...]) -> list[bytes]:
     for index in range(1, len(checks), 2):
         checks[index] = _instruction(_JUMP_EQUAL, 0, false=last - index - 1)
     body = [*checks, _instruction(_RETURN, _ALLOW), _refuse()]
-    return [_instruction(_JUMP_EQUAL, number, false=len(body)), *body]
+    return _block(number, body)
 
 
 def build_filter(machine: str | None = None) -> bytes:
     """The filter's program for `machine` (default: this one), 8 bytes an instruction."""
-    audit, table, self_only, clone, socket = _ARCHITECTURES[machine or platform.machine()]
+    audit, table, self_only, clone, fcntl, socket, socketpair = _ARCHITECTURES[machine or platform.machine()]
     allow = _instruction(_RETURN, _ALLOW)
     program = [
         _instruction(_LOAD, _ARCH_OFFSET),
@@ -123,21 +138,11 @@ def build_filter(machine: str | None = None) -> bytes:
         program += [_instruction(_JUMP_EQUAL, number, false=1), _refuse()]
     for number, positions in self_only.values():
         program += _self_only(number, positions)
-    program += [
-        _instruction(_JUMP_EQUAL, clone, false=4),
-        _load_argument(0),
-        _instruction(_JUMP_ANY_BIT, _NEW_NAMESPACES, false=1),
-        _refuse(),
-        allow,
-    ]
-    families = [
-        _instruction(_JUMP_EQUAL, family, true=len(_FAMILIES) - position) for position, family in enumerate(_FAMILIES)
-    ]
-    program += [
-        _instruction(_JUMP_EQUAL, socket, false=len(families) + 2),
-        _load_argument(0),
-        *families,
-        _refuse(),
-        allow,
-    ]
+    program += _block(
+        clone, [_load_argument(0), _instruction(_JUMP_ANY_BIT, _NEW_NAMESPACES, false=1), _refuse(), allow]
+    )
+    program += _block(fcntl, [_load_argument(1), _instruction(_JUMP_EQUAL, _F_NOTIFY, false=1), _refuse(), allow])
+    program += _block(socketpair, [*_one_of(0, _FAMILIES[:1]), allow])
+    program += _block(socket, [*_one_of(0, _FAMILIES), *_one_of(2, _PROTOCOLS), allow])
+    program.append(allow)
     return b"".join(program)

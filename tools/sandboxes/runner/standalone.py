@@ -23,7 +23,7 @@ def main(read_fd: int, write_fd: int, settings: dict[str, Any]) -> NoReturn:
         settings: the session's limits, and `preload`.
     """
     try:
-        warm_up(settings["preload"])
+        warm_up(settings["preload"], forked_often=False)
         _harden()
     except Exception as error:  # noqa: BLE001 — the seam to the host, which shows it to the operator
         write_all(write_fd, encode({"failed": f"{type(error).__name__}: {error}"}))

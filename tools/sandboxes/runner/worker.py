@@ -65,6 +65,7 @@ class Worker:
         self._pid = os.getpid()
         self._running = False
         self._count = 0
+        self._exit_code = 0  # of a fork that ends as the cell does
         self._leftovers: weakref.WeakSet[threading.Thread] = weakref.WeakSet()
         self._streams = [_Stream(fd, late_fd, self._leftovers) for fd in (1, 2)]
         self._main = types.ModuleType("__main__")
@@ -85,7 +86,7 @@ class Worker:
             status = self._execute(call["code"])
             self._flush()
             if os.getpid() != self._pid:  # a fork that ran to the end of the code: it has no say here
-                os._exit(0)
+                os._exit(0 if status == "ok" else self._exit_code or 1)
             self._note_leftovers()
             write_all(self._replies_fd, encode({"nonce": call["nonce"], "status": status}))
 
@@ -99,7 +100,7 @@ class Worker:
             del sys.modules[name]
         sys.modules["__main__"] = self._main
         sys.argv = [""]
-        vars(builtins).update(exit=sys.exit, quit=sys.exit)  # an interpreter without `site` lacks them
+        vars(builtins).update(exit=sys.exit, quit=sys.exit, help=_help)  # an interpreter without `site` lacks them
         sys.stdin = io.TextIOWrapper(io.FileIO(0, "r", closefd=False), encoding="utf-8")
         sys.stdout, sys.stderr = self._streams
         vars(sys).update(__stdout__=self._streams[0], __stderr__=self._streams[1])
@@ -114,15 +115,16 @@ class Worker:
 
     def _execute(self, code: str) -> str:
         self._count += 1
+        self._exit_code = 0
         name = f"<cell {self._count}>"
         try:
             try:
                 self._running = True
                 self._run_cell(code, name)
+            except SystemExit as error:
+                return self._leave(error)
             finally:
                 self._running = False
-        except SystemExit as error:
-            return self._leave(error)
         except BaseException as error:  # noqa: BLE001 — the seam between the session's code and the runner
             self._running = False
             self._show(error)
@@ -137,7 +139,8 @@ class Worker:
         if tree.body and isinstance(tree.body[-1], ast.Expr):
             last = ast.Expression(tree.body.pop().value)  # type: ignore[attr-defined]
         variables = self._main.__dict__
-        exec(compile(tree, name, "exec", dont_inherit=True), variables)  # noqa: S102 — the purpose of this process
+        if tree.body:
+            exec(compile(tree, name, "exec", dont_inherit=True), variables)  # noqa: S102 — the purpose of this process
         if last is not None:
             value = eval(compile(last, name, "eval", dont_inherit=True), variables)  # noqa: S307 — likewise
             if value is not None:
@@ -147,6 +150,7 @@ class Worker:
         """`exit()` ends the call, not the session."""
         if error.code is None or error.code == 0:
             return "ok"
+        self._exit_code = error.code & 0xFF if isinstance(error.code, int) else 1
         shown = f"SystemExit: {error.code}\n" if isinstance(error.code, int) else f"{error.code}\n"
         self._streams[1].write(shown)
         return "error"
@@ -163,9 +167,18 @@ class Worker:
         self._streams[1].write(text)
 
     def _flush(self) -> None:
-        for stream in {id(each): each for each in (sys.stdout, sys.stderr, *self._streams)}.values():
+        named = (getattr(sys, name, None) for name in ("stdout", "stderr"))  # the code may have deleted them
+        for stream in {id(each): each for each in (*named, *self._streams) if each is not None}.values():
             with contextlib.suppress(BaseException):  # a stream the session's code put there, or closed
                 stream.flush()
+
+
+def _help(*subjects: object) -> None:
+    """Print what is known of a thing; `pydoc` is loaded only for that."""
+    import pydoc
+
+    for subject in subjects or (help,):
+        pydoc.help(subject)
 
 
 def _drop_own_frames(shown: traceback.TracebackException) -> None:
@@ -193,7 +206,10 @@ def become_worker(descriptors: dict[str, int], limits: ChildLimits) -> NoReturn:
     try:
         kept = [descriptors[name] for name in ("calls", "replies", "late")]
         begin_child(descriptors["stdout"], descriptors["stderr"], kept, limits)
-        os.chdir(WORK_FOLDER)
+        try:
+            os.chdir(WORK_FOLDER)
+        except OSError:  # the code closed its own folder
+            os.chdir("/")
         Worker(descriptors["calls"], descriptors["replies"], descriptors["late"]).run()
     finally:
         os._exit(97)

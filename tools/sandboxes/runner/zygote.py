@@ -185,7 +185,7 @@ def main(control_fd: int) -> None:
     sys.path.extend(settings["site_folders"])
     os.environ["PYTHONPATH"] = os.pathsep.join(settings["site_folders"])  # for interpreters that sessions start
     try:
-        warm_up(settings["preload"])
+        warm_up(settings["preload"], forked_often=True)
         _launch(control, settings)
     except Exception as error:  # noqa: BLE001 — the seam to the host, which shows it to the operator
         write_all(control_fd, encode({"failed": f"{type(error).__name__}: {error}"}))
