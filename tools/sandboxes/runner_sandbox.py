@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import errno
 import itertools
+import os
 from typing import Any, Protocol
 
 from miles_agents.contracts import ExecResult, ExecStatus, Language, Sandbox, SandboxCounters
 from miles_agents.errors import SandboxError
+from miles_agents.tools.sandboxes.runner.frames import MAX_REQUEST_BYTES
 from miles_agents.tools.sandboxes.wire import Wire
 
 _MARGIN_S = 15.0  # over a call's own limit: the interrupt's grace, the kill, a busy machine
 _FILE_S = 30.0
+_MAX_FILE_BYTES = MAX_REQUEST_BYTES // 4 * 3 - (1 << 16)  # in base64 it is a third longer, and there is its path
 _LARGE_CHARS = 1 << 17  # of a request: see `Wire.ask`
 
 
@@ -79,6 +83,8 @@ class RunnerSandbox(Sandbox):
     async def write_file(self, path: str, data: bytes) -> None:
         """Write a file of the session; see `Sandbox.write_file`."""
         large = len(data) > _LARGE_CHARS
+        if len(data) > _MAX_FILE_BYTES:  # not even on its way: the session would end over it
+            raise OSError(errno.EFBIG, os.strerror(errno.EFBIG), path)
         encoded = await asyncio.to_thread(_in_base64, data) if large else _in_base64(data)
         await self._request({"op": "write", "path": path, "data": encoded}, _FILE_S, large=large)
 

@@ -8,6 +8,7 @@ import struct
 from typing import Any
 
 HEADER = struct.Struct(">I")
+MAX_REQUEST_BYTES = 96 << 20  # from the host to a session
 
 
 class FrameError(Exception):

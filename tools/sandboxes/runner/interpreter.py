@@ -165,7 +165,7 @@ class Interpreter:
             return call.result(state_lost=True, exit_code=ending if died else None, strays_killed=0)
         strays = kill_strays(worker.pid)
         all_gone = strays.all_gone
-        if all_gone and (strays.killed or strays.dead > _DEAD_KEPT or call.interrupted):
+        if all_gone and (strays.killed + strays.dead > _DEAD_KEPT or call.interrupted):
             all_gone = self._collect()
         if not all_gone:
             self.respawn()

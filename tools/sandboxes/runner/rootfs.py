@@ -34,7 +34,16 @@ _DEVICES = ("null", "zero", "urandom", "random")
 _LIBRARY_LINKS = ("lib", "lib64", "usr/lib64")
 _PROGRAM_LINKS = ("bin",)
 # What shell commands run: the distribution's own programs, and what some of them look for beside their libraries.
-_PROGRAMS = ("/usr/bin", "/bin", "/etc/alternatives", "/usr/lib/git-core", "/usr/share/git-core", "/usr/share/terminfo")
+_PROGRAMS = (
+    "/usr/bin",
+    "/bin",
+    "/etc/alternatives",
+    "/usr/lib/git-core",
+    "/usr/share/git-core",
+    "/usr/share/terminfo",
+    "/usr/lib/locale",
+    "/usr/share/zoneinfo",
+)
 _INTERPRETER_LINKS = ("python", "python3")  # in /opt/bin: on the path the session's own interpreter comes first
 _MOUNT_POINTS = ("/mnt", "/media", "/srv", "/run", "/sys", "/opt", "/var/tmp")  # noqa: S108
 _USERS = "user:x:1000:1000::/tmp:/bin/bash\n"

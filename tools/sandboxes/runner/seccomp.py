@@ -60,16 +60,19 @@ class _Architecture(NamedTuple):
     refused: dict[str, int]
     self_only: dict[str, tuple[int, tuple[int, ...]]]
     clone: int
+    flock: int
     fcntl: int
     socket: int
     socketpair: int
 
 
 _ARCHITECTURES = {
-    "x86_64": _Architecture(0xC000_003E, _X86_64, _X86_64_SELF, 56, 72, 41, 53),
-    "aarch64": _Architecture(0xC000_00B7, _AARCH64, _AARCH64_SELF, 220, 25, 198, 199),
+    "x86_64": _Architecture(0xC000_003E, _X86_64, _X86_64_SELF, 56, 73, 72, 41, 53),
+    "aarch64": _Architecture(0xC000_00B7, _AARCH64, _AARCH64_SELF, 220, 32, 25, 198, 199),
 }
 _CLONE3 = 435  # its flags lie in memory a filter cannot read; told that it does not exist, libc uses clone
+# flock: it takes a descriptor for reading, and the sessions' trees are made of the host's own files: a lock of theirs
+# holds for the host and for other sessions too. Programs that are told it does not exist go on without, or use fcntl's.
 _NEW_NAMESPACES = 0x7E02_0000
 _FAMILIES = (1, 2, 10)  # unix, inet, inet6; not vsock, netlink, packet: those see past the network namespace
 _PROTOCOLS = (0, 6, 17)  # TCP and UDP; a socket of another one would have the host's kernel load a module
@@ -122,7 +125,7 @@ def _self_only(number: int, positions: tuple[int, ...]) -> list[bytes]:
 
 def build_filter(machine: str | None = None) -> bytes:
     """The filter's program for `machine` (default: this one), 8 bytes an instruction."""
-    audit, table, self_only, clone, fcntl, socket, socketpair = _ARCHITECTURES[machine or platform.machine()]
+    audit, table, self_only, clone, flock, fcntl, socket, socketpair = _ARCHITECTURES[machine or platform.machine()]
     allow = _instruction(_RETURN, _ALLOW)
     program = [
         _instruction(_LOAD, _ARCH_OFFSET),
@@ -132,6 +135,8 @@ def build_filter(machine: str | None = None) -> bytes:
         _instruction(_JUMP_GREATER_EQUAL, _X32_BIT, false=1),
         _refuse(),
         _instruction(_JUMP_EQUAL, _CLONE3, false=1),
+        _refuse(errno.ENOSYS),
+        _instruction(_JUMP_EQUAL, flock, false=1),
         _refuse(errno.ENOSYS),
     ]
     for number in sorted({*table.values(), *_COMMON.values()}):

@@ -14,12 +14,17 @@ from typing import Any, NoReturn
 from miles_agents.tools.sandboxes.runner.calls import Call
 from miles_agents.tools.sandboxes.runner.children import child_limits
 from miles_agents.tools.sandboxes.runner.files import read_file, write_file
-from miles_agents.tools.sandboxes.runner.frames import FrameBuffer, FrameError, encode, read_message, write_all
+from miles_agents.tools.sandboxes.runner.frames import (
+    MAX_REQUEST_BYTES,
+    FrameBuffer,
+    FrameError,
+    encode,
+    read_message,
+    write_all,
+)
 from miles_agents.tools.sandboxes.runner.interpreter import Interpreter
 from miles_agents.tools.sandboxes.runner.processes import memory_mb
 from miles_agents.tools.sandboxes.runner.shell import Shell
-
-_MAX_REQUEST_BYTES = 96 << 20
 
 
 class Supervisor:
@@ -43,7 +48,7 @@ class Supervisor:
 
     def serve(self) -> NoReturn:
         """Answer requests until the host goes away; ending PID 1 ends everything in the session."""
-        buffer = FrameBuffer(_MAX_REQUEST_BYTES)
+        buffer = FrameBuffer(MAX_REQUEST_BYTES)
         try:
             write_all(self._answers_fd, encode({"ready": True}))
             while True:
