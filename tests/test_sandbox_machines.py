@@ -23,7 +23,7 @@ from miles_agents.tools.sandboxes.runner.cgroups import ControlGroups, owner_nam
 from miles_agents.tools.sandboxes.runner.seccomp import build_filter
 
 FOUND = probe()
-pytestmark = [pytest.mark.sandbox, pytest.mark.skipif(not FOUND.works, reason=refusal(FOUND))]
+pytestmark = pytest.mark.skipif(not FOUND.works, reason=refusal(FOUND))
 needs_groups = pytest.mark.skipif(not parent_folders(), reason="control groups cannot be made here")
 needs_systemd = pytest.mark.skipif(
     not Path("/run/systemd/system").exists() or not Path("/sys/fs/cgroup/cgroup.controllers").exists(),
@@ -63,6 +63,7 @@ def events(text: str) -> dict[str, int]:
 
 
 @needs_groups
+@pytest.mark.sandbox
 async def test_a_sessions_group_has_the_limits_that_were_asked_for():
     async with NamespaceSandboxes(preload=(), limits=LIMITS) as provider, await provider.open():
         assert "control groups and rlimits" in provider.description
@@ -82,6 +83,7 @@ async def test_a_sessions_group_has_the_limits_that_were_asked_for():
 
 
 @needs_groups
+@pytest.mark.sandbox
 async def test_hogs_that_pass_only_the_sessions_limit_are_killed_and_the_session_goes_on():
     async with NamespaceSandboxes(preload=(), limits=LIMITS) as provider, await provider.open() as sandbox:
         result = await sandbox.exec(HOGS, timeout_s=100)
@@ -114,6 +116,7 @@ def children_until_refused() -> int:
 
 
 @needs_groups
+@pytest.mark.sandbox
 def test_a_group_without_rlimits_bounds_the_number_of_processes():
     groups = ControlGroups(f"{owner_name(os.getpid())}_test", memory_mb=64, processes=5)
     groups.check()
@@ -130,6 +133,7 @@ def test_a_group_without_rlimits_bounds_the_number_of_processes():
 
 
 @needs_groups
+@pytest.mark.sandbox
 def test_groups_of_dead_owners_are_swept_and_those_of_living_ones_stay():
     ended = subprocess.Popen(["/bin/true"])
     dead = f"miles-agents-{ended.pid}-1_0"
@@ -254,6 +258,7 @@ MACHINE = {"cgroup.controllers": "cpu memory pids", "cgroup.subtree_control": "c
         ("/a/given/other", MACHINE, ""),
     ],
 )
+@pytest.mark.sandbox
 def test_roots_groups_are_below_its_delegated_group_or_that_of_the_machine(tmp_path, monkeypatch, own, files, found):
     for folder in ("a/b", "a/given/other", "a/given/miles-agents-processes"):
         (tmp_path / folder).mkdir(parents=True)
@@ -324,6 +329,7 @@ def found_when(*words: str, program: bytes = ALLOW) -> tuple[SandboxProbe, list[
 as_root = pytest.mark.skipif(not FOUND.root, reason="needs root")
 
 
+@pytest.mark.sandbox
 def test_the_root_of_a_user_namespace_gets_the_sandbox_of_an_ordinary_user():
     found, (description, answer) = found_when("inside")
     assert not found.root
@@ -331,6 +337,7 @@ def test_the_root_of_a_user_namespace_gets_the_sandbox_of_an_ordinary_user():
     assert answer == "42\n"
 
 
+@pytest.mark.sandbox
 def test_a_filter_like_dockers_own_is_refused_with_the_container_to_start():
     found, _ = found_when("inside", program=build_filter())
     assert (found.failed_step, found.error_number) == ("unshare_user", errno.EPERM)
@@ -339,6 +346,7 @@ def test_a_filter_like_dockers_own_is_refused_with_the_container_to_start():
 
 
 @as_root
+@pytest.mark.sandbox
 def test_root_without_capabilities_is_refused_with_the_container_to_start():
     found, _ = found_when("powerless")
     assert (found.failed_step, found.error_number) == ("unshare", errno.EPERM)
@@ -346,12 +354,14 @@ def test_root_without_capabilities_is_refused_with_the_container_to_start():
 
 
 @as_root
+@pytest.mark.sandbox
 def test_a_container_with_the_capability_but_dockers_own_filter_is_refused_before_anything_starts():
     found, _ = found_when(program=refusing(PIVOT_ROOT, errno.EPERM))
     assert (found.failed_step, found.error_number) == ("pivot_root", errno.EPERM)
     assert "--security-opt seccomp=unconfined" in refusal(found)
 
 
+@pytest.mark.sandbox
 def test_user_namespaces_without_rights_are_refused_with_the_setting_of_ubuntu():
     found, _ = found_when("inside", program=refusing(MOUNT, errno.EACCES))  # what AppArmor answers there
     assert (found.failed_step, found.error_number) == ("mount", errno.EACCES)
@@ -359,6 +369,7 @@ def test_user_namespaces_without_rights_are_refused_with_the_setting_of_ubuntu()
     assert "sudo sysctl -w kernel.apparmor_restrict_unprivileged_userns=0" in message
 
 
+@pytest.mark.sandbox
 def test_a_machine_that_allows_no_user_namespaces_is_refused_with_its_setting():
     found, _ = found_when("inside", "no more namespaces")
     assert (found.failed_step, found.error_number, found.max_user_namespaces) == ("unshare_user", errno.ENOSPC, 0)
