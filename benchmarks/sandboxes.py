@@ -99,8 +99,8 @@ class Absent:
         raise UnavailableError(self._why_not)
 
     async def round(self, plan: Plan) -> Round:
-        """Never called."""
-        raise NotImplementedError
+        """Refuse, as `start` does."""
+        raise UnavailableError(self._why_not)
 
     async def stop(self) -> None:
         """Nothing to end."""

@@ -3,7 +3,9 @@
 A list of refusals, not of permissions: ordinary Python, numpy and subprocesses must go on working, and namespaces,
 dropped capabilities and the read-only tree already close most of it. `memfd_create`, System V and POSIX message
 queues are refused because their memory escapes the limits where no control group counts it; `io_setup` and
-`inotify_init` because what they use up is counted for the whole machine or the host's user. The supervisor runs under
+`inotify_init` because what they use up is counted for the whole machine or the host's user. `flock` takes a descriptor
+for reading, and the sessions' trees are made of the host's own files: a lock would hold for the host and for other
+sessions too. Programs that are told it does not exist go on without it, or use fcntl's locks. The supervisor runs under
 the same user as the code: calls that set the limits or the priority of a process by its id are allowed for the caller
 itself only.
 """
@@ -71,8 +73,6 @@ _ARCHITECTURES = {
     "aarch64": _Architecture(0xC000_00B7, _AARCH64, _AARCH64_SELF, 220, 32, 25, 198, 199),
 }
 _CLONE3 = 435  # its flags lie in memory a filter cannot read; told that it does not exist, libc uses clone
-# flock: it takes a descriptor for reading, and the sessions' trees are made of the host's own files: a lock of theirs
-# holds for the host and for other sessions too. Programs that are told it does not exist go on without, or use fcntl's.
 _NEW_NAMESPACES = 0x7E02_0000
 _FAMILIES = (1, 2, 10)  # unix, inet, inet6; not vsock, netlink, packet: those see past the network namespace
 _PROTOCOLS = (0, 6, 17)  # TCP and UDP; a socket of another one would have the host's kernel load a module
@@ -125,29 +125,29 @@ def _self_only(number: int, positions: tuple[int, ...]) -> list[bytes]:
 
 def build_filter(machine: str | None = None) -> bytes:
     """The filter's program for `machine` (default: this one), 8 bytes an instruction."""
-    audit, table, self_only, clone, flock, fcntl, socket, socketpair = _ARCHITECTURES[machine or platform.machine()]
+    known = _ARCHITECTURES[machine or platform.machine()]
     allow = _instruction(_RETURN, _ALLOW)
     program = [
         _instruction(_LOAD, _ARCH_OFFSET),
-        _instruction(_JUMP_EQUAL, audit, true=1),
+        _instruction(_JUMP_EQUAL, known.audit, true=1),
         _instruction(_RETURN, _KILL),
         _instruction(_LOAD, _NUMBER_OFFSET),
         _instruction(_JUMP_GREATER_EQUAL, _X32_BIT, false=1),
         _refuse(),
         _instruction(_JUMP_EQUAL, _CLONE3, false=1),
         _refuse(errno.ENOSYS),
-        _instruction(_JUMP_EQUAL, flock, false=1),
+        _instruction(_JUMP_EQUAL, known.flock, false=1),
         _refuse(errno.ENOSYS),
     ]
-    for number in sorted({*table.values(), *_COMMON.values()}):
+    for number in sorted({*known.refused.values(), *_COMMON.values()}):
         program += [_instruction(_JUMP_EQUAL, number, false=1), _refuse()]
-    for number, positions in self_only.values():
+    for number, positions in known.self_only.values():
         program += _self_only(number, positions)
     program += _block(
-        clone, [_load_argument(0), _instruction(_JUMP_ANY_BIT, _NEW_NAMESPACES, false=1), _refuse(), allow]
+        known.clone, [_load_argument(0), _instruction(_JUMP_ANY_BIT, _NEW_NAMESPACES, false=1), _refuse(), allow]
     )
-    program += _block(fcntl, [_load_argument(1), _instruction(_JUMP_EQUAL, _F_NOTIFY, false=1), _refuse(), allow])
-    program += _block(socketpair, [*_one_of(0, _FAMILIES[:1]), allow])
-    program += _block(socket, [*_one_of(0, _FAMILIES), *_one_of(2, _PROTOCOLS), allow])
+    program += _block(known.fcntl, [_load_argument(1), _instruction(_JUMP_EQUAL, _F_NOTIFY, false=1), _refuse(), allow])
+    program += _block(known.socketpair, [*_one_of(0, _FAMILIES[:1]), allow])
+    program += _block(known.socket, [*_one_of(0, _FAMILIES), *_one_of(2, _PROTOCOLS), allow])
     program.append(allow)
     return b"".join(program)
