@@ -26,15 +26,15 @@ from miles_agents.contracts import (
     Trainer,
     WeightSync,
 )
-from miles_agents.errors import ConfigError, SandboxUnavailableError
+from miles_agents.errors import ConfigError
 from miles_agents.planning import BatchPlan, ModelShape
 from miles_agents.rollout.environments import EnvironmentPool
-from miles_agents.rollout.player import EpisodePlayer, Sampling
+from miles_agents.rollout.player import EpisodePlayer
+from miles_agents.rollout.token_policy import Sampling, TokenPolicy
 
 _log = logging.getLogger(__name__)
 
 _MAX_SLOTS = 128
-_SANDBOX_ORDER = ("namespace", "docker")  # what sandbox=auto tries, in this order
 
 
 def make_env_factory(config: schema.EnvConfig, env_class: type[Env]) -> Callable[[], Env]:
@@ -65,22 +65,15 @@ async def open_sandboxes(config: schema.SandboxConfig) -> SandboxProvider:
     limits = SandboxLimits(
         **{each.name: getattr(config, each.name) for each in fields(SandboxLimits) if hasattr(config, each.name)}
     )
-    names = _SANDBOX_ORDER if config.name == "auto" else (config.name,)
-    refusals: list[str] = []
-    for name in names:
+    names = AUTO_ORDER if config.name == "auto" else (config.name,)
+
+    def launcher(name: str) -> SandboxProvider:
         provider: SandboxProvider = registry.sandboxes.get(name)(
             limits=limits, preload=tuple(config.preload), **_launcher_settings(config, name)
         )
-        try:
-            await provider.start()
-        except SandboxUnavailableError as error:
-            await provider.close()
-            refusals.append(str(error))
-        else:
-            for refusal in refusals:
-                _log.warning("sandbox=auto takes %s, since %s", name, refusal)
-            return provider
-    raise SandboxUnavailableError("\n".join(refusals))
+        return provider
+
+    return await first_that_starts({name: partial(launcher, name) for name in names})
 
 
 def _launcher_settings(config: schema.SandboxConfig, name: str) -> dict[str, Any]:
@@ -251,7 +244,7 @@ def make_player(
     engine: RolloutEngine, chat: ChatFormat, rollout: schema.RolloutConfig, sampling: Any, request_deadline_s: float
 ) -> EpisodePlayer:
     """A player whose sampling keys come from `sampling` (the rollout's or the evaluation's configuration)."""
-    return EpisodePlayer(
+    policy = TokenPolicy(
         engine=engine,
         chat=chat,
         sampling=Sampling(
@@ -261,9 +254,9 @@ def make_player(
             top_p=sampling.top_p,
             top_k=sampling.top_k,
         ),
-        deadline_s=rollout.episode_deadline_s,
         request_deadline_s=request_deadline_s,
     )
+    return EpisodePlayer(policy=policy, deadline_s=rollout.episode_deadline_s)
 
 
 def check_prompts(chat: ChatFormat, environments: EnvironmentPool, tasks: Sequence[Any], max_tokens: int) -> None:

@@ -168,7 +168,7 @@ async def play_all(
     """
     slots = asyncio.Semaphore(concurrency)
 
-    async def play(task: Task, index: int) -> Trajectory:
+    async def play(task: Task, index: int) -> list[Trajectory]:
         spec = EpisodeSpec(
             task=task,
             group_id=f"eval/{task.id}",
@@ -176,17 +176,18 @@ async def play_all(
             seed=derive_seed(seed, "evaluate", task.id, index),
         )
         async with slots, environments.lend() as env:
-            trajectory = await player.play(env, spec)
+            played = await player.play_seats(env, spec)
+        scored = [trajectory for trajectory in played if trajectory.seat not in player.others]
         if on_episode is not None:
-            on_episode(trajectory)
-        return trajectory
+            on_episode(scored[0])
+        return scored
 
     try:
         async with asyncio.TaskGroup() as group:
             running = [group.create_task(play(task, index)) for task in tasks for index in range(samples)]
     except BaseExceptionGroup as failures:
         raise single_error(failures) from None
-    return [task.result() for task in running]
+    return [trajectory for task in running for trajectory in task.result()]
 
 
 def summarize(env: Env | type[Env], trajectories: Sequence[Trajectory], *, row_keys: Sequence[str] = ()) -> Evaluation:

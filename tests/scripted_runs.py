@@ -14,7 +14,8 @@ from miles_agents.contracts import EnvResources
 from miles_agents.engines.scripted import ScriptedEngine, ScriptedReply
 from miles_agents.rollout.environments import EnvironmentPool
 from miles_agents.rollout.ledger import FailureLedger
-from miles_agents.rollout.player import EpisodePlayer, Sampling
+from miles_agents.rollout.player import EpisodePlayer
+from miles_agents.rollout.token_policy import Sampling, TokenPolicy
 from miles_agents.rollout.workers import GroupWorkers
 from miles_agents.types import GenerateRequest, StopReason
 
@@ -65,9 +66,12 @@ class Scripted:
 
         self.engine = ScriptedEngine(script, tokenizer=Encoder(), context_length=max_tokens)
         self.player = EpisodePlayer(
-            engine=self.engine,
-            chat=self.chat,
-            sampling=Sampling(max_new_tokens=max_new, max_tokens=max_tokens),
+            policy=TokenPolicy(
+                engine=self.engine,
+                chat=self.chat,
+                sampling=Sampling(max_new_tokens=max_new, max_tokens=max_tokens),
+                request_deadline_s=deadline_s,
+            ),
             deadline_s=deadline_s,
         )
 

@@ -115,6 +115,27 @@ class ChatFormat:
         ended = len(completion_ids) > 0 and int(completion_ids[-1]) == self.end_of_turn.id
         return np.array(ids[1:] if ended else ids, np.int32)
 
+    def next_prompt(
+        self,
+        *,
+        ids: IntArray,
+        completion_ids: IntArray,
+        messages: Sequence[Message],
+        observation: Sequence[Message],
+        tools: Tools = (),
+    ) -> IntArray:
+        """Ids (Q,) int32 of the next turn's whole prompt.
+
+        Args:
+            ids: (P,) the prompt before.
+            completion_ids: (C,) what was sampled on it.
+            messages: the whole conversation, the reply and the observation included.
+            observation: the new messages, the last of `messages`.
+            tools: schemas, as in the first prompt.
+        """
+        suffix = self.suffix(observation, completion_ids=completion_ids)
+        return np.concatenate([ids, completion_ids, suffix]).astype(np.int32)
+
     def parse(
         self, completion: str | Sequence[int] | IntArray, *, truncated: bool = False, first_call: int = 0
     ) -> Reply:

@@ -34,12 +34,12 @@ class TrajectoryBuffer(ABC):
         """The next draw; waits while admitting it could break the bound. For rollout workers."""
 
     @abstractmethod
-    async def put(self, group: TrajectoryGroup) -> None:
-        """A finished group. For rollout workers."""
+    async def put(self, *groups: TrajectoryGroup) -> None:
+        """A finished draw: its group, or one group per trained seat. For rollout workers."""
 
     @abstractmethod
     async def take(self, count: int) -> list[TrajectoryGroup]:
-        """The next `count` groups to train on, in draw order. For the controller."""
+        """The groups of the next `count` draws to train on, in draw order. For the controller."""
 
     @abstractmethod
     async def release(self, groups: list[TrajectoryGroup], *, version: int) -> None:

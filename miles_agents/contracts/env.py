@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, NamedTuple
 
@@ -11,7 +11,7 @@ import numpy as np
 
 from miles_agents.contracts.sandbox import SandboxProvider
 from miles_agents.contracts.tools import Tool
-from miles_agents.types import Message, Reply, Task
+from miles_agents.types import Message, Reply, Task, Trajectory
 
 Observation = tuple[Message, ...]
 
@@ -27,7 +27,9 @@ class StepResult(NamedTuple):
     """One step's outcome, in Gymnasium's order.
 
     `observation` holds the new messages only (the terminal ones included). `info` may hold `tool_events` (a tuple of
-    `ToolEvent`), `rewards` (by name, at the end) and `truncated_by`.
+    `ToolEvent`), `rewards` (by name, at the end) and `truncated_by`. Where several seats play it holds `seat`, the one
+    to act next, which the observation is for; and where others than the acting one get a reward, `seat_rewards` (this
+    step's, by seat, the acting one's too) and at the end `seat_components` (by seat, then by name).
     """
 
     observation: Observation
@@ -52,6 +54,9 @@ class Env(ABC):
 
     configurable: ClassVar[tuple[str, ...]] = ()  # class attributes that `env.NAME=…` may set besides `__init__`'s
     splits: ClassVar[tuple[str, ...]] = ("train", "validation", "test")
+    seats: tuple[str, ...] = (
+        "agent",
+    )  # who plays; `info["seat"]` of reset and step names the one to act (else the first)
     reward_range: tuple[float, float] = (0.0, 1.0)  # of a whole episode, both ends included
 
     resources: EnvResources = EnvResources()
@@ -112,6 +117,21 @@ class Env(ABC):
         At a deadline the `step` under way was cancelled before.
         """
         return StepResult((), 0.0, False, True, {"truncated_by": reason})
+
+    async def group_rewards(self, group: Sequence[Trajectory]) -> Sequence[Mapping[str, float]] | None:
+        """Rewards that compare siblings: called once all episodes of a draw (and seat) are over.
+
+        Args:
+            group: the siblings that were scored, in the order of their sample index.
+
+        Returns:
+            Rewards by name, one mapping for each of `group`; they are added to its reward, times `reward_weights`
+            where the environment has them. None: it has no such rewards.
+
+        Raises:
+            EpisodeError: they cannot be worked out; the whole group is lost.
+        """
+        return None
 
     async def close(self) -> None:
         """Free what the episode holds. May be called twice."""

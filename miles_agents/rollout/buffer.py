@@ -44,8 +44,8 @@ class BoundedStalenessBuffer(TrajectoryBuffer):
         self._injected: list[Task] = []
         self._again: list[tuple[int, Task]] = []  # draws that were in flight when the state was saved
         self._in_flight: dict[int, Draw] = {}
-        self._ready: dict[int, TrajectoryGroup] = {}
-        self._taken: dict[int, TrajectoryGroup] = {}
+        self._ready: dict[int, tuple[TrajectoryGroup, ...]] = {}
+        self._taken: dict[int, tuple[TrajectoryGroup, ...]] = {}
         self.discarded = 0  # groups without a valid trajectory
         self.restarted = 0  # unfinished draws that were begun again after a resume
         self._changed = asyncio.Condition()
@@ -75,26 +75,28 @@ class BoundedStalenessBuffer(TrajectoryBuffer):
         self._next_task += 1
         return self._source.task_at(self._next_task - 1)
 
-    async def put(self, group: TrajectoryGroup) -> None:
-        """A finished group; one without a valid trajectory is discarded and another draw takes its place."""
+    async def put(self, *groups: TrajectoryGroup) -> None:
+        """A finished draw; groups without a valid trajectory are discarded; if none is left, the draw is replaced."""
+        [draw] = {group.draw for group in groups}
         async with self._changed:
-            if self._in_flight.pop(group.draw, None) is None:
-                raise MilesError(f"group {group.id} was put twice or was never admitted")
-            if group.valid:
-                self._ready[group.draw] = group
+            if self._in_flight.pop(draw, None) is None:
+                raise MilesError(f"group {groups[0].id} was put twice or was never admitted")
+            valid = tuple(group for group in groups if group.valid)
+            if valid:
+                self._ready[draw] = valid
             else:
                 self.discarded += 1
-                _log.warning("group %s of task %s has no valid episode: replaced", group.id, group.task_id)
+                _log.warning("group %s of task %s has no valid episode: replaced", groups[0].id, groups[0].task_id)
             self._changed.notify_all()
 
     async def take(self, count: int) -> list[TrajectoryGroup]:
-        """The next `count` groups in draw order; waits until they and all draws before them are finished."""
+        """The groups of the next `count` draws, in order; waits until they and all draws before them are finished."""
         async with self._changed:
             await self._changed.wait_for(lambda: self._complete(count))
             chosen = sorted(self._ready)[:count]
-            groups = [self._ready.pop(index) for index in chosen]
-            self._taken.update({group.draw: group for group in groups})
-            return groups
+            taken = {index: self._ready.pop(index) for index in chosen}
+            self._taken.update(taken)
+            return [group for groups in taken.values() for group in groups]
 
     def _complete(self, count: int) -> bool:
         ready = sorted(self._ready)[:count]
@@ -104,8 +106,8 @@ class BoundedStalenessBuffer(TrajectoryBuffer):
     async def release(self, groups: list[TrajectoryGroup], *, version: int) -> None:
         """These were trained on and `version` was pushed: forget them, admit more."""
         async with self._changed:
-            for group in groups:
-                del self._taken[group.draw]
+            for draw in {group.draw for group in groups}:
+                del self._taken[draw]
             self.version = version
             self._changed.notify_all()
 
@@ -126,7 +128,7 @@ class BoundedStalenessBuffer(TrajectoryBuffer):
             "restarted": self.restarted,
             "injected": [task_to_json(task) for task in self._injected],
             "again": [[index, task_to_json(task)] for index, task in again],
-            "ready": [group_to_json(ready[index]) for index in sorted(ready)],
+            "ready": [group_to_json(group) for index in sorted(ready) for group in ready[index]],
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -143,8 +145,9 @@ class BoundedStalenessBuffer(TrajectoryBuffer):
         self._injected = [task_from_json(each) for each in state["injected"]]
         self._again = [(int(index), task_from_json(each)) for index, each in state["again"]]
         self.restarted = int(state["restarted"]) + len(self._again)
-        groups = [group_from_json(each) for each in state["ready"]]
-        self._ready = {group.draw: group for group in groups}
+        self._ready = {}
+        for group in (group_from_json(each) for each in state["ready"]):
+            self._ready[group.draw] = (*self._ready.get(group.draw, ()), group)
         self._taken = {}
         self._in_flight = {}
         self._refuse_stale()
@@ -154,8 +157,8 @@ class BoundedStalenessBuffer(TrajectoryBuffer):
         ages = [
             self.version + place // self._groups_per_step - trajectory.min_version
             for place, index in enumerate(coming)
-            if index in self._ready
-            for trajectory in self._ready[index].valid
+            for group in self._ready.get(index, ())
+            for trajectory in group.valid
         ]
         if max(ages, default=0) > self._max_staleness:
             raise ConfigError(

@@ -6,7 +6,7 @@ import asyncio
 import copy
 import logging
 import weakref
-from collections.abc import AsyncIterator, Callable, Iterable, Mapping
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from typing import Any
@@ -15,7 +15,7 @@ from miles_agents.contracts import Env, EnvResources, ResetResult, StepResult
 from miles_agents.contracts.tools import Tool
 from miles_agents.errors import DataError, EpisodeError, ToolErrorKind, UsageError, did_you_mean
 from miles_agents.rollout.source import refuse_equal_ids
-from miles_agents.types import Reply, Task, ToolEvent
+from miles_agents.types import Reply, Task, ToolEvent, Trajectory
 
 _CLOSE_S = 30.0
 _log = logging.getLogger(__name__)
@@ -125,6 +125,7 @@ class RefusingTools(Env):
 
     def __init__(self, env: Env) -> None:
         self._env = env
+        self.seats = env.seats
 
     @property
     def reusable(self) -> bool:  # type: ignore[override]
@@ -161,6 +162,10 @@ class RefusingTools(Env):
     async def truncate(self, reason: str) -> StepResult:
         """As the wrapped environment."""
         return await self._env.truncate(reason)
+
+    async def group_rewards(self, group: Sequence[Trajectory]) -> Sequence[Mapping[str, float]] | None:
+        """As the wrapped environment."""
+        return await self._env.group_rewards(group)
 
     async def close(self) -> None:
         """As the wrapped environment."""

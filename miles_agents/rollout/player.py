@@ -1,169 +1,142 @@
-"""Playing one episode: environment and engine, turn by turn, token by token.
+"""Playing one episode: environment and seats, turn by turn.
 
 ```
-reset → prompt ids ─► generate ─► completion ids ─► parse ─► step ─► observation ids ─┐
-            ▲                                                                         │
-            └──────────── prompt + completion + observation (append only) ◄───────────┘
+reset ─► seat.hear(prompt) ─► seat.generate ─► seat.read ─► env.step ─┐
+                                   ▲                                  │ the seat to act next
+                                   └──────── seat.hear(observation) ◄─┘
 ```
+
+What a seat makes of what it hears is its policy's business (policy.py, token_policy.py).
 """
 
 from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
-from dataclasses import dataclass, field
-from functools import partial
-from typing import Any, Protocol
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
 
-import numpy as np
-
-from miles_agents.chat import is_long
-from miles_agents.contracts import Env, RolloutEngine, StepResult
-from miles_agents.errors import EngineError, EpisodeError, FailureCause, UsageError
+from miles_agents.contracts import Env, StepResult
+from miles_agents.errors import EpisodeError, FailureCause, UsageError
 from miles_agents.rollout.environments import close_environment
+from miles_agents.rollout.policy import EpisodeSpec, Policy, Sampled, Seat, SeatSpec
 from miles_agents.rollout.seeds import derive_seed
-from miles_agents.types import (
-    Completion,
-    EpisodeStatus,
-    GenerateRequest,
-    IntArray,
-    Message,
-    Reply,
-    SamplingParams,
-    StopReason,
-    Task,
-    Trajectory,
-    Turn,
-)
+from miles_agents.types import EpisodeStatus, Message, Reply, StopReason, Trajectory, Turn
+
+__all__ = ["EpisodePlayer", "EpisodeSpec"]
 
 _SCORING_S = 60.0  # for scoring an episode that its deadline cut off
-_NOTHING = StepResult((), 0.0, False, True, {})  # no answer came
 
 
-class Chat(Protocol):
-    """What the player needs of a chat format (`miles_agents.chat.ChatFormat`)."""
+@dataclass(slots=True, kw_only=True)
+class _Seated:
+    """One seat and what it has so far."""
 
-    @property
-    def stop_token_ids(self) -> tuple[int, ...]:
-        """Ids that end a turn."""
-        ...
-
-    def first_prompt(self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]]) -> IntArray:
-        """(P,) int32 ids of the conversation's beginning, generation prompt included."""
-        ...
-
-    def suffix(self, observation: Sequence[Message], *, completion_ids: IntArray) -> IntArray:
-        """(O,) int32 ids to append after a completion: end of turn if it was not sampled, observation, prompt."""
-        ...
-
-    def parse(self, completion: IntArray, *, truncated: bool, first_call: int) -> Reply:
-        """Read a completion; `first_call` numbers its first call."""
-        ...
-
-    def decode(self, ids: IntArray) -> str:
-        """Text for people, control tokens shown."""
-        ...
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Sampling:
-    """How the policy samples; `max_new_tokens` is per turn, `max_tokens` per trajectory."""
-
-    max_new_tokens: int
-    max_tokens: int
-    temperature: float = 1.0
-    top_p: float = 1.0
-    top_k: int = 0
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class EpisodeSpec:
-    """Which episode to play. The seed decides the environment's randomness and the sampling."""
-
-    task: Task
-    group_id: str
-    sample_index: int = 0
-    draw: int = 0
-    seed: int = 0
-    version: int = 0  # policy version at admission
-
-    @property
-    def id(self) -> str:
-        """Unique within a run."""
-        return f"{self.group_id}/{self.sample_index}"
+    spec: SeatSpec
+    policy: Policy
+    seat: Seat
+    prompt: tuple[Message, ...] = ()  # what it heard first
+    turns: list[Turn] = field(default_factory=list)
+    reward: float = 0.0
+    rewards: Mapping[str, float] = field(default_factory=dict)
+    calls: int = 0
 
 
 @dataclass(slots=True)
 class _Progress:
     """What an episode has so far; kept when it is lost on the way."""
 
+    seats: dict[str, _Seated]
+    acting: str
     phase: FailureCause = FailureCause.FRAMEWORK  # whose fault a deadline or a bug would be now
-    ids: IntArray = field(default_factory=lambda: np.zeros(0, np.int32))
-    turns: list[Turn] = field(default_factory=list)
-    unanswered: tuple[Completion, Reply] | None = None  # what the environment is working on
+    unanswered: tuple[Turn, Reply] | None = None  # what the environment is working on
     timings: dict[str, float] = field(default_factory=lambda: {"setup": 0.0, "generate": 0.0, "env": 0.0})
-    reward: float = 0.0
-    calls: int = 0
+
+    @property
+    def actor(self) -> _Seated:
+        """Whose turn it is."""
+        return self.seats[self.acting]
+
+    def pass_on(self, info: Mapping[str, Any]) -> None:
+        """Let the seat act that the environment names."""
+        name = info.get("seat", self.acting)
+        if name not in self.seats:
+            raise EpisodeError(f"the environment names a seat {name!r}; its seats are {', '.join(self.seats)}")
+        self.acting = name
 
 
 class EpisodePlayer:
-    """Plays episodes of one policy. Holds no state between episodes but the count of sampled tokens.
+    """Plays episodes. Holds no state between episodes.
 
     Args:
-        engine: where completions come from.
-        chat: messages ⇄ ids of the engine's model.
-        sampling: how to sample, and the token limits.
+        policy: plays every seat that no other plays.
         deadline_s: wall time of one episode; then it is truncated and scored, or lost if it has no complete turn.
-        request_deadline_s: of one generation.
+        others: by seat, who plays it instead.
     """
 
-    def __init__(
-        self,
-        *,
-        engine: RolloutEngine,
-        chat: Chat,
-        sampling: Sampling,
-        deadline_s: float,
-        request_deadline_s: float | None = None,
-    ) -> None:
-        self._engine = engine
-        self._chat = chat
-        self._sampling = sampling
+    def __init__(self, *, policy: Policy, deadline_s: float, others: Mapping[str, Policy] | None = None) -> None:
+        self.policy = policy
+        self.others = dict(others or {})
         self._deadline_s = deadline_s
-        self._request_deadline_s = request_deadline_s or deadline_s
-        self.sampled_tokens = 0  # so far, in all episodes
+
+    @property
+    def sampled_tokens(self) -> int:
+        """So far, in all episodes, by the policy."""
+        return self.policy.sampled_tokens
 
     async def play(self, env: Env, spec: EpisodeSpec) -> Trajectory:
-        """Play one episode to its end.
+        """Play one episode to its end; the trajectory of the first seat that `policy` plays comes back.
 
         Lost episodes come back as failed trajectories with one cause; cancellation, operator errors and
         BaseExceptions pass through. The environment is closed in every case.
         """
+        played = await self.play_seats(env, spec)
+        return next((trajectory for trajectory in played if trajectory.seat not in self.others), played[0])
+
+    async def play_seats(self, env: Env, spec: EpisodeSpec) -> tuple[Trajectory, ...]:
+        """Play one episode to its end: one trajectory per seat, in the environment's order; see `play`."""
         started = time.perf_counter()
-        progress = _Progress()
+        progress = self._seated(env, spec)
+        outcome = await self._outcome(env, spec, progress)
+        timings = {**progress.timings, "total": time.perf_counter() - started}
+        return tuple(_trajectory(each, progress, outcome, timings) for each in progress.seats.values())
+
+    def _seated(self, env: Env, spec: EpisodeSpec) -> _Progress:
+        unknown = sorted(set(self.others) - set(env.seats))
+        if unknown:
+            raise UsageError(f"no seat {unknown[0]!r} in this environment; its seats are {', '.join(env.seats)}")
+        seats = {}
+        for name in env.seats:
+            policy = self.others.get(name, self.policy)
+            seat = SeatSpec(episode=spec, name=name, alone=len(env.seats) == 1)
+            seats[name] = _Seated(spec=seat, policy=policy, seat=policy.seat(seat))
+        return _Progress(seats, acting=env.seats[0])
+
+    async def _outcome(self, env: Env, spec: EpisodeSpec, progress: _Progress) -> _Outcome:
         try:
             result = await self._within_deadline(env, spec, progress)
         except UsageError:
             raise
         except EpisodeError as error:
-            return _lost(spec, progress, error.cause, str(error), started)
+            return _lost(error.cause, str(error))
         except asyncio.CancelledError:
             task = asyncio.current_task()
             if task is None or task.cancelling():
                 raise  # the run is ending
             # An environment raised it by itself; let through, it would end a worker without a word.
-            return _lost(spec, progress, progress.phase, "the environment raised CancelledError", started)
+            return _lost(progress.phase, "the environment raised CancelledError")
         except Exception as error:  # noqa: BLE001 — seam: a bug in an environment loses this episode, not the run
-            return _lost(spec, progress, progress.phase, f"{type(error).__name__}: {error}", started)
+            return _lost(progress.phase, f"{type(error).__name__}: {error}")
         finally:
-            with suppress(EngineError):  # an engine that is lost holds no session
-                await self._engine.end_session(spec.id)
+            for each in progress.seats.values():
+                await each.seat.close()
             await close_environment(env)
         if result is None:
-            return _trajectory(spec, progress, started, status=EpisodeStatus.ABORTED)
-        return _finished(spec, progress, started, result)
+            return _Outcome(EpisodeStatus.ABORTED)
+        if result.terminated:
+            return _Outcome(EpisodeStatus.COMPLETED)
+        return _Outcome(EpisodeStatus.TRUNCATED, truncated_by=str(result.info.get("truncated_by") or "env"))
 
     async def _within_deadline(self, env: Env, spec: EpisodeSpec, progress: _Progress) -> StepResult | None:
         deadline = asyncio.timeout(self._deadline_s)
@@ -182,11 +155,11 @@ class EpisodePlayer:
             EpisodeError: it has no complete turn yet, or cannot be scored.
         """
         late = f"the episode took more than {self._deadline_s:g} s (rollout.episode_deadline_s)"
-        if not progress.turns:
+        if not any(each.turns for each in progress.seats.values()):
             raise EpisodeError(late, cause=progress.phase)
         if progress.unanswered is not None:  # the environment has seen this reply, so the score is of it too
-            completion, reply = progress.unanswered
-            progress.turns.append(self._turn(progress, completion, _NOTHING, reply))
+            turn, reply = progress.unanswered
+            progress.actor.turns.append(replace(turn, info={**turn.info, **_reply_facts(reply)}))
         try:
             async with asyncio.timeout(_SCORING_S):
                 return await _truncate(env, progress, "deadline")
@@ -200,92 +173,95 @@ class EpisodePlayer:
         """Turns until the environment or a limit ends the episode; None: it was aborted."""
         began = time.perf_counter()
         observation, info = await env.reset(seed=derive_seed(spec.seed, "env"), options={"task": spec.task})
-        progress.ids = await self._off_loop(
-            observation, lambda: self._chat.first_prompt(observation, info.get("tools", ()))
-        )
+        tools = info.get("tools", ())
+        progress.pass_on(info)
+        progress.actor.prompt = observation
+        await progress.actor.seat.hear(observation, tools)
         progress.timings["setup"] = time.perf_counter() - began
         while True:
-            room = self._sampling.max_tokens - len(progress.ids)
-            if room <= 0:
+            sampled = await self._generate(progress)
+            if sampled is None:
                 return await _truncate(env, progress, "context")
-            completion = await self._generate(spec, progress, min(self._sampling.max_new_tokens, room))
-            if completion.stop_reason is StopReason.ABORT:
-                progress.turns.append(self._turn(progress, completion, _NOTHING, None))
+            if sampled.turn.stop_reason is StopReason.ABORT:
+                progress.actor.turns.append(sampled.turn)
                 return None
-            result = await self._step(env, progress, completion)
+            result = await self._step(env, progress, sampled)
             if result.terminated or result.truncated:
-                return _cut_by_context(result) if room < self._sampling.max_new_tokens else result
-            said, ids = result.observation, completion.ids
-            suffix = await self._off_loop(said, partial(self._chat.suffix, said, completion_ids=ids))
-            progress.ids = np.concatenate([progress.ids, completion.ids, suffix]).astype(np.int32)
+                return _cut_by_context(result) if sampled.fills_context else result
+            await _hear(progress, result, tools)
 
     @staticmethod
-    async def _off_loop(messages: Sequence[Message], work: Callable[[], IntArray]) -> IntArray:
-        """Tokenise; long texts in a thread, so that the event loop goes on."""
-        return await asyncio.to_thread(work) if is_long(messages) else work()
-
-    async def _generate(self, spec: EpisodeSpec, progress: _Progress, max_new_tokens: int) -> Completion:
+    async def _generate(progress: _Progress) -> Sampled | None:
         progress.phase = FailureCause.ENGINE
-        turn = len(progress.turns)
         began = time.perf_counter()
-        completion = await self._engine.generate(
-            GenerateRequest(
-                ids=progress.ids,
-                params=SamplingParams(
-                    max_new_tokens=max_new_tokens,
-                    temperature=self._sampling.temperature,
-                    top_p=self._sampling.top_p,
-                    top_k=self._sampling.top_k,
-                    stop_token_ids=self._chat.stop_token_ids,
-                    seed=derive_seed(spec.seed, "sample", turn),
-                ),
-                request_id=f"{spec.id}/{turn}",
-                session_id=spec.id,
-                deadline_s=self._request_deadline_s,
-            )
-        )
+        sampled = await progress.actor.seat.generate()
         progress.timings["generate"] += time.perf_counter() - began
-        self.sampled_tokens += len(completion.ids)
-        return completion
+        return sampled
 
-    async def _step(self, env: Env, progress: _Progress, completion: Completion) -> StepResult:
+    @staticmethod
+    async def _step(env: Env, progress: _Progress, sampled: Sampled) -> StepResult:
         progress.phase = FailureCause.FRAMEWORK
-        reply = self._chat.parse(
-            completion.ids, truncated=completion.stop_reason is StopReason.LENGTH, first_call=progress.calls
-        )
-        progress.calls += len(reply.calls)
-        progress.unanswered = completion, reply
+        actor = progress.actor
+        reply = actor.seat.read(sampled, first_call=actor.calls)
+        actor.calls += len(reply.calls)
+        progress.unanswered = sampled.turn, reply
         began = time.perf_counter()
         try:
             result = await env.step(reply)
         finally:
             progress.timings["env"] += time.perf_counter() - began
         progress.unanswered = None
-        progress.turns.append(self._turn(progress, completion, result, reply))
-        progress.reward += float(result.reward)
+        alone_or_over = result.info.get("seat", progress.acting) == progress.acting or result.terminated
+        actor.turns.append(
+            replace(
+                sampled.turn,
+                observation=tuple(result.observation) if alone_or_over or result.truncated else (),
+                reward=float(result.reward),
+                tool_events=tuple(result.info.get("tool_events", ())),
+                info={**sampled.turn.info, **_reply_facts(reply)},
+            )
+        )
+        _reward(progress, result)
         return result
 
-    def _turn(self, progress: _Progress, completion: Completion, result: StepResult, reply: Reply | None) -> Turn:
-        return Turn(
-            prompt_ids=progress.ids,
-            completion_ids=completion.ids,
-            logprobs=completion.logprobs,
-            stop_reason=completion.stop_reason,
-            versions=completion.versions,
-            text=self._chat.decode(completion.ids),
-            observation=tuple(result.observation),
-            reward=float(result.reward),
-            tool_events=tuple(result.info.get("tool_events", ())),
-            timings=completion.timings,
-            info={} if reply is None else _reply_facts(reply),
-            routed_experts=completion.routed_experts,
-        )
+
+@dataclass(frozen=True, slots=True)
+class _Outcome:
+    """How an episode ended."""
+
+    status: EpisodeStatus
+    truncated_by: str = ""
+    cause: FailureCause | None = None
+    error: str = ""
+
+
+async def _hear(progress: _Progress, result: StepResult, tools: Any) -> None:
+    """Give the observation to the seat that acts next, and note it as the answer to that seat's last turn."""
+    before = progress.acting
+    progress.pass_on(result.info)
+    actor, observation = progress.actor, tuple(result.observation)
+    if progress.acting != before:
+        if actor.turns:
+            actor.turns[-1] = replace(actor.turns[-1], observation=observation)
+        else:
+            actor.prompt = observation
+    await actor.seat.hear(observation, tools)
+
+
+def _reward(progress: _Progress, result: StepResult) -> None:
+    """Add a step's rewards to those who get them."""
+    shares: Mapping[str, float] = result.info.get("seat_rewards", {progress.acting: result.reward})
+    for name, reward in shares.items():
+        progress.seats[name].reward += float(reward)
+    components = result.info.get("seat_components", {progress.acting: result.info.get("rewards", {})})
+    for name, rewards in components.items():
+        progress.seats[name].rewards = dict(rewards) or progress.seats[name].rewards
 
 
 async def _truncate(env: Env, progress: _Progress, reason: str) -> StepResult:
     """Have the environment score the episode as it stands."""
     result = await env.truncate(reason)
-    progress.reward += float(result.reward)  # of no turn's own
+    _reward(progress, result)  # of no turn's own
     info = {**result.info, "truncated_by": result.info.get("truncated_by") or reason}
     return result._replace(terminated=False, truncated=True, info=info)
 
@@ -306,37 +282,32 @@ def _reply_facts(reply: Reply) -> dict[str, float]:
     }
 
 
-def _trajectory(spec: EpisodeSpec, progress: _Progress, started: float, **outcome: Any) -> Trajectory:
+def _lost(cause: FailureCause, error: str) -> _Outcome:
+    return _Outcome(EpisodeStatus.FAILED, cause=cause, error=" ".join(error.split())[:500])
+
+
+def _trajectory(seated: _Seated, progress: _Progress, outcome: _Outcome, timings: Mapping[str, float]) -> Trajectory:
+    spec = seated.spec.episode
+    scored = outcome.status.is_valid
     return Trajectory(
-        id=spec.id,
+        id=seated.spec.id,
         task_id=spec.task.id,
-        group_id=spec.group_id,
-        turns=tuple(progress.turns),
+        group_id=seated.spec.group_id,
+        turns=tuple(seated.turns),
+        status=outcome.status,
+        reward=seated.reward if scored else None,
+        rewards=dict(seated.rewards) if scored else {},
+        cause=outcome.cause,
+        error=outcome.error,
+        truncated_by=outcome.truncated_by,
         split=spec.task.split,
+        seat=seated.spec.name,
+        policy=seated.policy.name,
         sample_index=spec.sample_index,
         draw=spec.draw,
         seed=spec.seed,
         start_version=spec.version,
-        prompt=spec.task.prompt,
+        prompt=spec.task.prompt if seated.spec.alone else seated.prompt,
         metadata={**spec.task.metadata, "answer": spec.task.answer},
-        timings={**progress.timings, "total": time.perf_counter() - started},
-        **outcome,
-    )
-
-
-def _finished(spec: EpisodeSpec, progress: _Progress, started: float, result: StepResult) -> Trajectory:
-    return _trajectory(
-        spec,
-        progress,
-        started,
-        status=EpisodeStatus.COMPLETED if result.terminated else EpisodeStatus.TRUNCATED,
-        reward=progress.reward,
-        rewards=dict(result.info.get("rewards", {})),
-        truncated_by="" if result.terminated else str(result.info.get("truncated_by") or "env"),
-    )
-
-
-def _lost(spec: EpisodeSpec, progress: _Progress, cause: FailureCause, error: str, started: float) -> Trajectory:
-    return _trajectory(
-        spec, progress, started, status=EpisodeStatus.FAILED, cause=cause, error=" ".join(error.split())[:500]
+        timings=dict(timings),
     )

@@ -8,11 +8,12 @@ episode ends all of them and the training loop with it.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 
 from miles_agents.contracts import Draw, TrajectoryBuffer
 from miles_agents.rollout.environments import EnvironmentPool
+from miles_agents.rollout.group_rewards import with_group_rewards
 from miles_agents.rollout.ledger import FailureLedger
 from miles_agents.rollout.player import EpisodePlayer, EpisodeSpec
 from miles_agents.rollout.seeds import derive_seed
@@ -61,24 +62,42 @@ class GroupWorkers:
         """One worker's life: groups, one after the other, until it is cancelled."""
         while True:
             draw = await buffer.admit()
-            group = await self.play_group(draw)
-            if not group.valid:
-                self._ledger.count(group)
-            await buffer.put(group)
+            groups = await self.play_groups(draw)
+            for group in groups:
+                if not group.valid:
+                    self._ledger.count(group)
+            await buffer.put(*groups)
 
     async def play_group(self, draw: Draw) -> TrajectoryGroup:
-        """Play the episodes of one draw; lost ones stay in the group as failed trajectories."""
+        """The group of an environment with one seat; see `play_groups`."""
+        [group] = await self.play_groups(draw)
+        return group
+
+    async def play_groups(self, draw: Draw) -> list[TrajectoryGroup]:
+        """Play the episodes of one draw: a group for each seat that is trained.
+
+        Lost episodes stay in their groups as failed trajectories.
+        """
         async with asyncio.TaskGroup() as group:
             episodes = [group.create_task(self._play(draw, index)) for index in range(self._group_size)]
+        seats: dict[str, list[Trajectory]] = {}
+        for episode in episodes:
+            for trajectory in episode.result():
+                if trajectory.seat not in self._player.others:
+                    seats.setdefault(trajectory.seat, []).append(trajectory)
+        return [await self._group(draw, seat, siblings) for seat, siblings in seats.items()]
+
+    async def _group(self, draw: Draw, seat: str, siblings: Sequence[Trajectory]) -> TrajectoryGroup:
         return TrajectoryGroup(
-            id=draw.group_id,
+            id=siblings[0].group_id,
             task_id=draw.task.id,
             draw=draw.index,
             version=draw.version,
-            trajectories=tuple(episode.result() for episode in episodes),
+            trajectories=await with_group_rewards(self._environments.catalogue, siblings),
+            seat=seat,
         )
 
-    async def _play(self, draw: Draw, sample_index: int) -> Trajectory:
+    async def _play(self, draw: Draw, sample_index: int) -> tuple[Trajectory, ...]:
         spec = EpisodeSpec(
             task=draw.task,
             group_id=draw.group_id,
@@ -90,12 +109,12 @@ class GroupWorkers:
         )
         for attempt in range(self._retries + 1):
             async with self._episodes, self._environments.lend() as env:
-                trajectory = await self._player.play(env, spec)
-            again = trajectory.status is EpisodeStatus.FAILED and attempt < self._retries
-            self._ledger.attempt(trajectory, retried=again)
+                trajectories = await self._player.play_seats(env, spec)
+            again = trajectories[0].status is EpisodeStatus.FAILED and attempt < self._retries
+            self._ledger.attempt(trajectories[0], retried=again)
             if not again:
                 break
-        return trajectory
+        return trajectories
 
 
 @asynccontextmanager
