@@ -1,6 +1,6 @@
 """miles_agents: train language-model agents by reinforcement learning over multi-turn, tool-using episodes."""
 
-from miles_agents.contracts import Env, Tool, ToolContext, ToolEnv, ToolLimits, ToolOutput, tool
+from miles_agents.contracts import Env, Reward, Tool, ToolContext, ToolEnv, ToolLimits, ToolOutput, reward, tool
 from miles_agents.errors import EpisodeError, InfrastructureError, ToolError
 from miles_agents.registry import environments as _environments
 from miles_agents.types import Episode, Message, Reply, Task, Trajectory
@@ -16,6 +16,7 @@ __all__ = [
     "InfrastructureError",
     "Message",
     "Reply",
+    "Reward",
     "Task",
     "Tool",
     "ToolContext",
@@ -25,5 +26,6 @@ __all__ = [
     "ToolOutput",
     "Trajectory",
     "register",
+    "reward",
     "tool",
 ]

@@ -5,9 +5,9 @@ Classes are found through the registry, so that adding one means registering it 
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -31,8 +31,7 @@ from miles_agents.planning import BatchPlan, ModelShape
 from miles_agents.rollout.environments import EnvironmentPool
 from miles_agents.rollout.player import EpisodePlayer
 from miles_agents.rollout.token_policy import Sampling, TokenPolicy
-
-_log = logging.getLogger(__name__)
+from miles_agents.tools.sandboxes.first_that_starts import AUTO_ORDER, first_that_starts
 
 _MAX_SLOTS = 128
 
@@ -50,7 +49,10 @@ def make_env_factory(config: schema.EnvConfig, env_class: type[Env]) -> Callable
     def make() -> Env:
         env = env_class(**arguments)
         for name, value in attributes.items():
-            setattr(env, name, value)
+            if value == getattr(env_class, name, None):
+                continue  # not given: what `__init__` made of it stays
+            before = getattr(env, name, None)
+            setattr(env, name, {**before, **value} if isinstance(before, dict) else value)
         return env
 
     return make

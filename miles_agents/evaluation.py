@@ -20,6 +20,9 @@ from miles_agents.runs.tool_figures import ToolTable, facts_of, tool_figures
 from miles_agents.types import EpisodeStatus, Task, Trajectory
 
 
+_ROUNDING = 1e-9  # of a sum of rewards
+
+
 class Interval(NamedTuple):
     """A 95 % confidence interval."""
 
@@ -102,12 +105,14 @@ class Evaluation:
 
 
 def is_success(env: Env | type[Env], trajectory: Trajectory) -> bool:
-    """True if the episode solved its task: its `answer` reward, or else its whole reward, is full."""
+    """True if the episode solved its task: its `answer` reward, or else its whole reward without shaping, is full."""
     if not trajectory.status.is_valid or trajectory.reward is None:
         return False
     if "answer" in trajectory.rewards:
         return trajectory.rewards["answer"] >= 1.0
-    return trajectory.reward >= env.reward_range[1]
+    weights: Mapping[str, float] = getattr(env, "shaping", {})
+    shaping = sum(weight * trajectory.rewards.get(name, 0.0) for name, weight in weights.items())
+    return trajectory.reward - shaping >= env.reward_range[1] - _ROUNDING
 
 
 def pass_at_k(samples: int, correct: int, k: int) -> float:

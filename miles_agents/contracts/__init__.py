@@ -4,6 +4,7 @@ from miles_agents.contracts.algorithm import Algorithm, Annotation, LossInputs, 
 from miles_agents.contracts.buffer import Draw, TrajectoryBuffer
 from miles_agents.contracts.engine import RolloutEngine
 from miles_agents.contracts.env import Env, EnvResources, Observation, ResetResult, StepResult
+from miles_agents.contracts.rewards import SHAPING, Reward, as_reward, reward
 from miles_agents.contracts.sandbox import (
     ExecResult,
     ExecStatus,
@@ -30,6 +31,7 @@ from miles_agents.contracts.trainer import Trainer, TrainerRank
 from miles_agents.contracts.weight_sync import WeightSync
 
 __all__ = [
+    "SHAPING",
     "Algorithm",
     "Annotation",
     "Draw",
@@ -44,6 +46,7 @@ __all__ = [
     "Observation",
     "OnDemandSandbox",
     "ResetResult",
+    "Reward",
     "RolloutEngine",
     "Sandbox",
     "SandboxCounters",
@@ -61,6 +64,8 @@ __all__ = [
     "TrainerRank",
     "TrajectoryBuffer",
     "WeightSync",
+    "as_reward",
     "as_tool",
+    "reward",
     "tool",
 ]

@@ -6,27 +6,17 @@ malformed calls, keeps the limits and scores the end.
 
 from __future__ import annotations
 
-import asyncio
 import copy
-import inspect
-import math
 from abc import abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, ClassVar, cast
+from typing import Any, ClassVar
 
 import numpy as np
 
 from miles_agents.contracts.env import Env, Observation, ResetResult, StepResult
+from miles_agents.contracts.rewards import Reward, Scorer, Scoring, as_reward, marked_rewards
 from miles_agents.contracts.sandbox import OnDemandSandbox, Sandbox, SandboxProvider
-from miles_agents.contracts.threads import run_in_thread
-from miles_agents.contracts.tool_calls import (
-    MAX_NAME_CHARS,
-    ToolCalls,
-    call_with_retries,
-    is_cancelled,
-    own_error_in,
-    shortened,
-)
+from miles_agents.contracts.tool_calls import ToolCalls, call_with_retries
 from miles_agents.contracts.tools import (
     Shared,
     Tool,
@@ -36,7 +26,7 @@ from miles_agents.contracts.tools import (
     as_tool,
     marked_methods,
 )
-from miles_agents.errors import EpisodeError, GraderError, SandboxError, UsageError
+from miles_agents.errors import SandboxError, UsageError
 from miles_agents.types import Episode, Message, Reply, Task, ToolCall, ToolEvent
 
 
@@ -58,7 +48,13 @@ class ToolEnv(Env):
     `GraderError`.
     """
 
-    configurable: ClassVar[tuple[str, ...]] = ("max_turns", "tool_timeout_s", "max_calls_per_turn")
+    configurable: ClassVar[tuple[str, ...]] = (
+        "max_turns",
+        "tool_timeout_s",
+        "max_calls_per_turn",
+        "reward_weights",
+        "shaping",
+    )
 
     tools: Sequence[Tool | ToolSource | Callable[..., Any]] = ()
     max_turns: int = 8
@@ -66,21 +62,27 @@ class ToolEnv(Env):
     max_output_chars: int = 16_000  # of one tool's answer; the middle is left out
     tool_timeout_s: float = 30.0  # of one call; a tool's own `limits.timeout_s` goes first
     reward_timeout_s: float = 30.0
-    reward_weights: Mapping[str, float] = {}  # by reward name; a name left out weighs 1
+    rewards: Sequence[Reward | Callable[..., Any]] = ()  # components besides those of `reward`
+    reward_weights: Mapping[str, float] = {}  # by reward name; a name left out weighs 1, or its `Reward.weight`
+    shaping: Mapping[str, float] = {}  # weights of counts, e.g. {"per_tool_error": -0.1}; see rewards.SHAPING
 
     _episode: Episode | None = None
     _toolbox: Mapping[str, Tool] | None = None  # made at the first reset; the same for every episode
     _shared: tuple[Shared, ...] | None = None  # what `open_shared` made ready; None: it was not called yet
     _schemas: Sequence[dict[str, Any]] = ()
     _sandbox: OnDemandSandbox | None = None
+    _scorer: Scorer | None = None  # of the running episode
 
     @abstractmethod
     def tasks(self, split: str) -> Iterable[Task]:
         """The tasks of a split, always the same and in the same order."""
 
-    @abstractmethod
     def reward(self, episode: Episode) -> Any:
-        """Score a finished episode: a float, or floats by name. May be async. Plain functions run in a thread."""
+        """Score a finished episode: a float, or floats by name. May be async. Plain functions run in a thread.
+
+        Not needed where `rewards` or methods marked with `@reward` say it all.
+        """
+        raise NotImplementedError
 
     @property
     def sandbox(self) -> Sandbox:
@@ -105,7 +107,8 @@ class ToolEnv(Env):
         return (*found, *marked_methods(self))
 
     async def open_shared(self) -> None:
-        """Make the connections and indexes of the tools ready."""
+        """Make the connections and indexes of the tools ready; check how episodes are scored."""
+        self._scoring()
         sources = [entry for entry in self.tools if isinstance(entry, ToolSource)]
         for source in sources:  # before all_tools(): only then their tools are known
             await source.open()
@@ -173,7 +176,7 @@ class ToolEnv(Env):
         if last or calls.submitted is not None:
             truncated_by = "max_turns" if calls.submitted is None else ""
             return await self._finish(truncated_by=truncated_by, observation=observation, events=events)
-        return StepResult(observation, 0.0, False, False, {"tool_events": events})
+        return StepResult(observation, await self._turn_reward(), False, False, {"tool_events": events})
 
     async def truncate(self, reason: str) -> StepResult:
         """Score the episode as it stands."""
@@ -190,6 +193,7 @@ class ToolEnv(Env):
     async def close(self) -> None:
         """End the episode and its sandbox."""
         self._episode = None
+        self._scorer = None
         if self._sandbox is not None:
             await self._sandbox.close()
             self._sandbox = None  # not before: a close that was cancelled is tried again by the next one
@@ -235,60 +239,36 @@ class ToolEnv(Env):
         episode = self._current()
         episode.truncated = bool(truncated_by)
         try:
-            rewards = await self._score(episode)
+            total = await self._turn_reward()
+            final, rewards = await self._scorer_now().at_end()
         finally:
+            self._note_left_running()
             await self.close()
-        total = sum(self.reward_weights.get(name, 1.0) * value for name, value in rewards.items())
         info = {"rewards": rewards, "truncated_by": truncated_by, "tool_events": events}
-        return StepResult(observation, total, not truncated_by, bool(truncated_by), info)
+        return StepResult(observation, total + final, not truncated_by, bool(truncated_by), info)
 
-    async def _score(self, episode: Episode) -> dict[str, float]:
-        task_id = episode.task.id
-        deadline = asyncio.timeout(self.reward_timeout_s)
+    async def _turn_reward(self) -> float:
         try:
-            async with deadline:
-                if inspect.iscoroutinefunction(self.reward):
-                    scored = await self.reward(episode)
-                else:
-                    scored = await run_in_thread(self.reward, episode)
-                    if inspect.isawaitable(scored):  # a plain function that returns a coroutine
-                        scored = await scored
-        except (EpisodeError, UsageError):
-            raise
-        except asyncio.CancelledError as error:
+            return await self._scorer_now().after_turn()
+        finally:
+            self._note_left_running()
+
+    def _note_left_running(self) -> None:
+        if self._scorer is not None and self._scorer.left_running:
             self.reusable = False
-            if is_cancelled():
-                raise
-            raise GraderError(f"task {task_id}: reward was cancelled from inside") from error
-        except Exception as error:  # seam: a bug in a reward is a grader error, never a plain 0
-            if deadline.expired():
-                self.reusable = False
-                raise GraderError(f"task {task_id}: reward took more than {self.reward_timeout_s:g} s") from error
-            reason = f"reward raised {type(error).__name__}: {error}"
-            own = own_error_in(error)
-            raise (own or GraderError(f"task {task_id}: {reason}")) from (own.__cause__ if own else error)
-        return checked_scores(scored, task_id)
 
+    def _scorer_now(self) -> Scorer:
+        if self._scorer is None:  # the episode's settings hold from its first score on
+            self._scorer = Scorer(self._scoring(), self._current())
+        return self._scorer
 
-def checked_scores(scored: Any, task_id: str) -> dict[str, float]:
-    """A reward's return value as finite floats by name (`{"reward": x}` for a plain number).
-
-    Raises:
-        GraderError: None, NaN, an empty dict, or anything that is no number; the task is named.
-    """
-    named = cast(Mapping[str, Any], scored if isinstance(scored, Mapping) else {"reward": scored})
-    if not named:
-        raise GraderError(f"task {task_id}: reward gave an empty dict")
-    return {str(name): _finite(value, name, task_id) for name, value in named.items()}
-
-
-def _finite(value: Any, name: Any, task_id: str) -> float:
-    if isinstance(value, (bool, int, float, np.integer, np.floating, np.bool_)):
-        try:
-            number = float(value)
-        except OverflowError:
-            number = math.inf
-        if math.isfinite(number):
-            return number
-    shown = shortened(repr(value), MAX_NAME_CHARS)
-    raise GraderError(f"task {task_id}: reward '{name}' is {shown}, not a finite number")
+    def _scoring(self) -> Scoring:
+        """How episodes are scored now; made anew, since settings are attributes anybody may set."""
+        return Scoring(
+            owner=type(self).__name__,
+            whole=None if type(self).reward is ToolEnv.reward else self.reward,
+            rewards=(*map(as_reward, self.rewards), *marked_rewards(self)),
+            weights=self.reward_weights,
+            shaping=self.shaping,
+            timeout_s=self.reward_timeout_s,
+        )
