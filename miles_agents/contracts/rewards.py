@@ -14,6 +14,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, cast
+from weakref import WeakKeyDictionary
 
 import numpy as np
 
@@ -76,12 +77,22 @@ def as_reward(entry: Reward | Callable[..., Any]) -> Reward:
 
 def marked_rewards(owner: object) -> tuple[Reward, ...]:
     """The methods of `owner` marked with `@reward`, bound to it, in the order they were written."""
+    marked = _marked_of_class.get(type(owner))
+    if marked is None:
+        marked = _marked_of_class[type(owner)] = _find_marked(type(owner))
+    return tuple(replace(each, function=each.function.__get__(owner)) for each in marked)
+
+
+_marked_of_class: WeakKeyDictionary[type, tuple[Reward, ...]] = WeakKeyDictionary()
+
+
+def _find_marked(owner: type) -> tuple[Reward, ...]:
     found: dict[str, Reward] = {}
-    for cls in reversed(type(owner).__mro__):
+    for cls in reversed(owner.__mro__):
         for attribute, value in vars(cls).items():
             marked = getattr(value, _MARK, None)
             if isinstance(marked, Reward) and inspect.isfunction(value):
-                found[attribute] = replace(marked, function=value.__get__(owner))
+                found[attribute] = replace(marked, function=value)
             else:
                 found.pop(attribute, None)  # overridden without the mark
     return tuple(found.values())

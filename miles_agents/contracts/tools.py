@@ -16,6 +16,7 @@ from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MethodType
 from typing import Any, Protocol, TypeVar, cast, overload, runtime_checkable
+from weakref import WeakKeyDictionary
 
 import numpy as np
 from pydantic import BaseModel
@@ -307,13 +308,23 @@ def marked_methods(owner: object) -> tuple[FunctionTool, ...]:
 
     A method that a subclass overrides without the mark is no tool any more.
     """
-    found: dict[str, FunctionTool] = {}
-    for cls in reversed(type(owner).__mro__):
+    marked = _marked_of_class.get(type(owner))
+    if marked is None:  # looking through a class costs as much as a turn of an episode
+        marked = _marked_of_class[type(owner)] = _find_marked(type(owner))
+    return tuple(tool if static else tool.bind_to(owner) for tool, static in marked)
+
+
+_marked_of_class: WeakKeyDictionary[type, tuple[tuple[FunctionTool, bool], ...]] = WeakKeyDictionary()
+
+
+def _find_marked(owner: type) -> tuple[tuple[FunctionTool, bool], ...]:
+    found: dict[str, tuple[FunctionTool, bool]] = {}
+    for cls in reversed(owner.__mro__):
         for attribute, value in vars(cls).items():
             static = isinstance(value, staticmethod)
             marked = getattr(value.__func__ if static else value, _MARK, None)
             if isinstance(marked, FunctionTool):
-                found[attribute] = marked if static else marked.bind_to(owner)
+                found[attribute] = marked, static
             else:
                 found.pop(attribute, None)
     return tuple(found.values())

@@ -1,0 +1,202 @@
+"""HTTP to an OpenAI-compatible server: retries, deadlines, and errors told apart by who can mend them.
+
+aiohttp, because the `openai` package costs some 30 ms of CPU an episode and aiohttp 1.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import email.utils
+import json
+import random
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from miles_agents.errors import EngineError, UsageError, did_you_mean
+
+try:
+    import aiohttp
+except ModuleNotFoundError as error:
+    raise UsageError("engine=openai needs aiohttp: pip install 'miles-agents[openai]'") from error
+
+_AGAIN = frozenset({408, 409, 425, 429, 500, 502, 503, 504})
+_FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.5, 30.0
+_MAX_SHOWN = 300
+_CONTEXT_WORDS = ("context_length_exceeded", "context length", "maximum context", "max_model_len")
+
+
+class NoRoomError(Exception):
+    """The server says that the conversation does not fit into its context."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Server:
+    """Where requests go."""
+
+    base_url: str  # e.g. http://127.0.0.1:30000/v1
+    key: str = ""  # empty: none is sent
+    connections: int = 256  # at the same time
+    retries: int = 5  # of one request, after the first try
+
+    def __repr__(self) -> str:  # a key in an error message or log would be there for all to see
+        return f"Server({self.base_url})"
+
+
+class Client:
+    """One session of kept-alive connections. `open` first, `close` at the end."""
+
+    def __init__(self, server: Server) -> None:
+        self._server = server
+        self._session: aiohttp.ClientSession | None = None
+        self._random = random.Random()  # spreads retries; nothing that is recorded depends on it
+
+    async def open(self) -> None:
+        """Make the session; connects to nothing yet."""
+        if self._session is None:
+            headers = {"Content-Type": "application/json"}
+            if self._server.key:
+                headers["Authorization"] = f"Bearer {self._server.key}"
+            self._session = aiohttp.ClientSession(
+                connector=aiohttp.TCPConnector(limit=self._server.connections, ttl_dns_cache=300),
+                headers=headers,
+                timeout=aiohttp.ClientTimeout(total=None, sock_connect=10.0),
+                auto_decompress=True,
+            )
+
+    async def close(self) -> None:
+        """End all requests."""
+        if self._session is not None:
+            await self._session.close()
+            self._session = None
+
+    async def check(self, model: str) -> None:
+        """See whether the server answers and knows the model.
+
+        Raises:
+            UsageError: it does not; says what to look at.
+        """
+        url = f"{self._server.base_url}/models"
+        try:
+            async with asyncio.timeout(20.0), self._opened().get(url) as response:
+                text = await response.text(errors="replace")
+                if response.status in (401, 403):
+                    raise self._refused(response.status, text)
+                if response.status != 200:
+                    return  # not every server lists its models
+        except (aiohttp.ClientError, TimeoutError, OSError) as error:
+            why = str(error) or type(error).__name__
+            raise UsageError(f"no answer from {url}: {why}. Is the server running? Set engine.base_url") from error
+        names = _model_names(text)
+        if names and model not in names:
+            raise UsageError(f"the server has no model {model!r}. {did_you_mean(model, names)} Write model=…")
+
+    async def post(self, body: bytes, *, deadline_s: float | None) -> Mapping[str, Any]:
+        """Send a request to `/chat/completions`, again where that can help; the decoded answer comes back.
+
+        Raises:
+            NoRoomError: the conversation is too long for the server.
+            EngineError: the server failed, or the deadline passed.
+            UsageError: the key or the model is refused: no request can succeed.
+        """
+        try:
+            async with asyncio.timeout(deadline_s):
+                return await self._until_answered(body)
+        except TimeoutError as error:
+            raise EngineError(f"no reply within {deadline_s:g} s (engine.request_deadline_s)") from error
+
+    async def _until_answered(self, body: bytes) -> Mapping[str, Any]:
+        url = f"{self._server.base_url}/chat/completions"
+        session = self._opened()
+        for attempt in range(self._server.retries + 1):
+            pause_s = min(_LONGEST_PAUSE_S, _FIRST_PAUSE_S * 2**attempt) * self._random.uniform(0.5, 1.0)
+            try:
+                async with session.post(url, data=body) as response:
+                    raw = await response.read()
+                    if response.status == 200:
+                        return _decoded(raw)
+                    failure = self._failure(response.status, raw.decode("utf-8", "replace"))
+                    if response.status not in _AGAIN:
+                        raise failure
+                    pause_s = _asked_pause_s(response.headers.get("Retry-After")) or pause_s
+            except (aiohttp.ClientConnectionError, aiohttp.ClientPayloadError, ConnectionError) as error:
+                failure = EngineError(f"no answer from {url}: {error or type(error).__name__}")
+            if attempt < self._server.retries:
+                await asyncio.sleep(pause_s)
+        raise EngineError(f"{failure} (tried {self._server.retries + 1} times)")
+
+    def _failure(self, status: int, text: str) -> Exception:
+        said = self._said(text)
+        if status in (401, 403):
+            return self._refused(status, text)
+        if status == 404:
+            return UsageError(f"the server knows no such model or address ({self._server.base_url}): {said}")
+        if status in (400, 413, 422) and any(words in said.lower() for words in _CONTEXT_WORDS):
+            return NoRoomError(said)
+        return EngineError(f"the server answered {status}: {said}")
+
+    def _refused(self, status: int, text: str) -> UsageError:
+        which = "the key that was sent" if self._server.key else "a request without a key"
+        return UsageError(
+            f"the server refuses {which} ({status}: {self._said(text)}). Set the variable that engine.api_key_env names"
+        )
+
+    def _said(self, text: str) -> str:
+        """What an error response says; a key that the server repeats is left out."""
+        key = self._server.key
+        return _error_text(text.replace(key, "…") if key else text)
+
+    def _opened(self) -> aiohttp.ClientSession:
+        if self._session is None:
+            raise EngineError("the connection to the server is closed")
+        return self._session
+
+
+def _decoded(raw: bytes) -> Mapping[str, Any]:
+    try:
+        answer = json.loads(raw)
+    except ValueError as error:
+        raise EngineError(f"the server's answer is no JSON: {raw[:_MAX_SHOWN]!r}") from error
+    if not isinstance(answer, Mapping):
+        raise EngineError(f"the server's answer is no JSON object: {raw[:_MAX_SHOWN]!r}")
+    return answer
+
+
+def _error_text(text: str) -> str:
+    """What an error response says, in one bounded line."""
+    try:
+        found: Any = json.loads(text)
+    except ValueError:
+        found = text
+    for key in ("error", "message", "detail"):
+        if isinstance(found, Mapping) and found.get(key):
+            code = found.get("code")
+            found = found[key]
+            if isinstance(found, str) and isinstance(code, str):
+                found = f"{code}: {found}"
+    shown = found if isinstance(found, str) else json.dumps(found)
+    return " ".join(shown.split())[:_MAX_SHOWN] or "no reason given"
+
+
+def _asked_pause_s(header: str | None) -> float:
+    """`Retry-After`: seconds, or a date; 0 if there is none. Bounded."""
+    if not header:
+        return 0.0
+    try:
+        seconds = float(header)
+    except ValueError:
+        try:
+            seconds = email.utils.parsedate_to_datetime(header).timestamp() - time.time()
+        except ValueError:
+            return 0.0
+    return min(max(seconds, 0.0), 2 * _LONGEST_PAUSE_S)
+
+
+def _model_names(text: str) -> list[str]:
+    try:
+        listed = json.loads(text)
+    except ValueError:
+        return []
+    data = listed.get("data") if isinstance(listed, Mapping) else None
+    return [each["id"] for each in data or () if isinstance(each, Mapping) and isinstance(each.get("id"), str)]
