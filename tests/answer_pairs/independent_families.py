@@ -180,8 +180,8 @@ def mixed_text(negative: bool, whole: int, part: Fraction, rng: random.Random) -
 def mixed_slip(value: Fraction, rng: random.Random) -> str:
     """The product of the two parts, another whole part, or a half too many."""
     if value.denominator == 1:
-        part = rng.randint(2, 9)
-        product = f"{value - 1} \\cdot \\frac{{{part}}}{{{part}}}"
+        same = rng.randint(2, 9)
+        product = f"{value - 1} \\cdot \\frac{{{same}}}{{{same}}}"
         return rng.choice((product, mixed_text(value < 0, abs(int(value)), Fraction(1, 2), rng)))
     whole, rest = divmod(abs(value.numerator), value.denominator)
     part, sign = Fraction(rest, value.denominator), -1 if value < 0 else 1
