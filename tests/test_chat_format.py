@@ -154,18 +154,12 @@ GENERATE = "{%- if add_generation_prompt %}{{- '<|im_start|>assistant\\n' }}{%- 
 @pytest.mark.parametrize(
     ("template", "says"),
     [
-        (qwen3(strips_thinking=True), "rewrites history"),
         (TOY.replace("in messages %}", "in messages[-2:] %}", 1), "drops the content of message 0"),
         (HEADER + "{{- m.content + '\\n' }}{%- endfor %}" + GENERATE, "no end-of-turn token"),
         (TOY.replace("<|im_end|>", "</s>"), "no end-of-turn token"),
         (TOY.replace(GENERATE, ""), "no generation prompt"),
         (TOY.replace("m.content", "(m.content | upper)"), "changes the texts"),
         (TOY.replace("m.content", "m.content + m.content"), "repeats 2 times"),
-        (
-            HEADER + "{%- if loop.last and tools %}{{- tools | tojson }}{%- endif %}"
-            "{{- m.content + '<|im_end|>\\n' }}{%- endfor %}" + GENERATE,
-            "rewrites history",
-        ),
         ("{%- if messages[-1].role == 'tool' %}{{ raise_exception('no tools') }}{%- endif %}" + TOY, "no tools"),
         ("{%- if %}", "not valid Jinja"),
         (TOY + "{{ ''.__class__.__mro__ }}", "unsafe"),

@@ -280,7 +280,7 @@ def test_B05_no_text_is_lost(text: str, opens_thinking: bool) -> None:
     ids=range(13),
 )
 def test_a_megabyte_of_hostile_text_is_read_in_linear_time(text: str) -> None:
-    """About 0.25 s at most on one core here; quadratic time would be minutes."""
+    """Up to 1 s on one idle core, for 40,000 broken calls; quadratic time would be minutes."""
     started = time.process_time()
     assert parse_reply(text).text == text
-    assert time.process_time() - started < 3.0
+    assert time.process_time() - started < 6.0

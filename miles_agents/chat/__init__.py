@@ -2,8 +2,11 @@
 
 from miles_agents.chat.arguments import MalformedCallError, parse_arguments
 from miles_agents.chat.format import ChatFormat, MaskedIds, is_long
-from miles_agents.chat.parsing import Segment, SegmentKind, parse_reply, split_reply
+from miles_agents.chat.formats import ToolFormat, get_format, reply_from_message
+from miles_agents.chat.history import History
+from miles_agents.chat.parsing import Segment, SegmentKind, ThinkingPolicy, parse_reply, split_reply
 from miles_agents.chat.starter import CONTROL_TOKENS, END_OF_TURN, PAD_TOKEN, starter_chat_template
+from miles_agents.chat.streaming import Delta, DeltaKind, StreamingParser
 from miles_agents.chat.tokenizer import TextTokenizer
 
 __all__ = [
@@ -11,14 +14,22 @@ __all__ = [
     "END_OF_TURN",
     "PAD_TOKEN",
     "ChatFormat",
+    "Delta",
+    "DeltaKind",
+    "History",
     "MalformedCallError",
     "MaskedIds",
     "Segment",
     "SegmentKind",
+    "StreamingParser",
     "TextTokenizer",
+    "ThinkingPolicy",
+    "ToolFormat",
+    "get_format",
     "is_long",
     "parse_arguments",
     "parse_reply",
+    "reply_from_message",
     "split_reply",
     "starter_chat_template",
 ]

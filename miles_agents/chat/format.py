@@ -1,6 +1,7 @@
-"""`ChatFormat`: messages ⇄ token ids for one model folder, append-only.
+"""`ChatFormat`: messages ⇄ token ids for one model folder.
 
-Turn k+1's prompt is turn k's prompt + what was sampled + `suffix(observation)`; nothing is rendered or tokenised twice.
+Where the template only appends (or is made to: `History`), turn k+1's prompt is turn k's prompt + what was sampled +
+`suffix(observation)`; nothing is rendered or tokenised twice. Where it rewrites history, each prompt is rendered anew.
 Text between two control tokens is tokenised in one go, template text and outside text together, so that ids equal the
 ordinary tokenisation of the full render; outside text never becomes a control token.
 
@@ -19,16 +20,30 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from miles_agents.chat.append_only import check_append_only
-from miles_agents.chat.parsing import THINK_CLOSE, THINK_OPEN, parse_reply
+from miles_agents.chat.append_only import (
+    RewritesHistoryError,
+    check_append_only,
+    check_kept,
+    check_split,
+    shows_tools,
+)
+from miles_agents.chat.ends import BASE, PLACEHOLDERS, find_ends
+from miles_agents.chat.folder import guess_tool_format, read_eos_ids, read_template
+from miles_agents.chat.formats import ToolFormat, get_format
+from miles_agents.chat.history import History, keep_sampled, separates_thinking, shows, structured
+from miles_agents.chat.markers import Shape
+from miles_agents.chat.parsing import THINK_CLOSE, THINK_OPEN, SegmentKind, parse_reply, split_reply
 from miles_agents.chat.program import Program, compile_pieces
-from miles_agents.chat.template import ChatTemplate, Hole, Piece, Shape, Tools, shape_of
-from miles_agents.chat.tokenizer import LONG_TEXT_CHARS, ControlToken, TextTokenizer, read_json_file
-from miles_agents.errors import TemplateError
-from miles_agents.types import IntArray, Message, Reply, Role, ToolCall
+from miles_agents.chat.rendering import Renderer, after_reply, tools_key
+from miles_agents.chat.template import ChatTemplate, Tools
+from miles_agents.chat.tokenizer import LONG_TEXT_CHARS, ControlToken, TextTokenizer
+from miles_agents.chat.written import Stretch, compile_written
+from miles_agents.errors import TemplateError, choose
+from miles_agents.types import IntArray, Message, Reply, Role
 
-_PLACEHOLDERS = (Message.user("-"), Message.assistant("-"))
-_BASE = tuple(shape_of(message) for message in _PLACEHOLDERS)
+_AUTO = "auto"
+_CACHED_PROGRAMS = 512
+_MESSAGE_CHARS = 400  # as many characters take as long as what a message costs beside its text
 
 
 class MaskedIds(NamedTuple):
@@ -44,11 +59,14 @@ class ChatFormat:
     Args:
         tokenizer: the model's tokenizer.
         template: its chat template, Jinja.
-        eos_ids: ids that end generation, besides the end-of-turn token.
+        eos_ids: ids that end generation, besides the end-of-turn tokens.
         variables: further variables of the template, e.g. `{"enable_thinking": True}`.
+        history: what becomes of earlier turns; a value of `History`.
+        tool_format: how the model writes calls, a name or a format; "auto": guessed from the template's text.
 
     Raises:
-        TemplateError: the template cannot be rendered append-only, or the tokenizer lacks a needed token.
+        TemplateError: the template cannot be rendered in the wanted way, or the tokenizer lacks a needed token.
+        UsageError: an unknown `history` or `tool_format`.
     """
 
     def __init__(
@@ -58,37 +76,63 @@ class ChatFormat:
         *,
         eos_ids: Iterable[int] = (),
         variables: Mapping[str, Any] | None = None,
+        history: str = History.AUTO,
+        tool_format: str | ToolFormat = _AUTO,
     ) -> None:
         self.tokenizer = tokenizer
         self.template = ChatTemplate(
             template, special=tokenizer.special, variables=variables or {}, is_outside=tokenizer.has_control
         )
-        self._prompt_program = lru_cache(maxsize=512)(self._compile_prompt)
-        self._suffix_program = lru_cache(maxsize=512)(self._compile_suffix)
-        self._supervised_programs = lru_cache(maxsize=512)(self._compile_supervised)
-        self.end_of_turn = self._find_end_of_turn()
+        self.tool_format = get_format(guess_tool_format(template) if tool_format == _AUTO else tool_format)
+        self._renderer = Renderer(tokenizer, self.template)
+        self._prompt_program = lru_cache(_CACHED_PROGRAMS)(self._compile_prompt)
+        self._suffix_program = lru_cache(_CACHED_PROGRAMS)(self._compile_suffix)
+        self._written_stretches = lru_cache(_CACHED_PROGRAMS)(self._compile_written)
+        self._shows = lru_cache(_CACHED_PROGRAMS)(self._compile_shows)
+        eos_ids = tuple(eos_ids)
+        self.ends = find_ends(self._renderer, template, eos_ids)
         self.generation_prompt = self._find_generation_prompt()
         self.opens_thinking = self.generation_prompt.rfind(THINK_OPEN) > self.generation_prompt.rfind(THINK_CLOSE)
-        self.stop_token_ids: tuple[int, ...] = tuple(sorted({self.end_of_turn.id, *eos_ids}))
-        self.shows_tools = check_append_only(self)
+        self.stop_token_ids: tuple[int, ...] = tuple(sorted({*self.ends.ids, *eos_ids}))
+        self._separates_thinking = separates_thinking(self._renderer)
+        self.history = self._settle(choose(History, history, key="history"))
+        self.shows_tools = shows_tools(self)
 
     @classmethod
     def from_folder(
-        cls, folder: str | Path, *, template: str | None = None, variables: Mapping[str, Any] | None = None
+        cls,
+        folder: str | Path,
+        *,
+        template: str | None = None,
+        variables: Mapping[str, Any] | None = None,
+        history: str = History.AUTO,
+        tool_format: str | ToolFormat = _AUTO,
     ) -> ChatFormat:
         """Read a Hugging Face model folder; `template` replaces its own chat template.
 
         Raises:
             TemplateError: no tokenizer, no template, or one that cannot be used.
+            UsageError: an unknown `history` or `tool_format`.
         """
         folder = Path(folder)
         tokenizer = TextTokenizer.from_folder(folder)
         source = template if template is not None else read_template(folder)
-        return cls(tokenizer, source, eos_ids=read_eos_ids(folder, tokenizer), variables=variables)
+        eos_ids = read_eos_ids(folder, tokenizer)
+        return cls(tokenizer, source, eos_ids=eos_ids, variables=variables, history=history, tool_format=tool_format)
+
+    @property
+    def appends(self) -> bool:
+        """True if each prompt begins with the prompt before it and what was sampled, as they are."""
+        return self.history is not History.SPLIT
+
+    @property
+    def end_of_turn(self) -> ControlToken:
+        """The token that ends the assistant's turn before a user turn."""
+        return self.ends.before_user
 
     @property
     def end_of_turn_id(self) -> int:
-        """Id of the token that ends the assistant's turn."""
+        """Its id."""
         return self.end_of_turn.id
 
     def first_prompt(self, messages: Sequence[Message], tools: Tools = ()) -> IntArray:
@@ -98,22 +142,22 @@ class ChatFormat:
             TemplateError: the template cannot render these roles, or drops one of the texts.
             UsageError: a message holds an image.
         """
-        program = self._prompt_program(tuple(map(shape_of, messages)), _tools_key(tools))
+        program = self._prompt_program(tuple(map(self.template.shape_of, messages)), tools_key(tools))
         return np.array(program.ids(messages), np.int32)
 
     def suffix(self, observation: Sequence[Message], *, completion_ids: Sequence[int] | IntArray) -> IntArray:
         """Ids (S,) int32 to append behind prompt + completion: the observation, then the generation prompt.
 
-        If the completion does not end with the end-of-turn token (it was cut), the suffix begins with it.
+        If the completion does not end with the token that ends a turn here (it was cut), the suffix begins with it.
+        For formats that append; what else prompts need is in `next_prompt`.
 
         Raises:
             TemplateError: the template cannot render these roles, or drops one of the texts.
             UsageError: a message holds an image, or is the assistant's.
         """
-        program = self._suffix_program(tuple(map(shape_of, observation)))
-        ids = program.ids((*_PLACEHOLDERS, *observation))
-        ended = len(completion_ids) > 0 and int(completion_ids[-1]) == self.end_of_turn.id
-        return np.array(ids[1:] if ended else ids, np.int32)
+        program = self._suffix_program(tuple(map(self.template.shape_of, observation)))
+        ids = program.ids((*PLACEHOLDERS, *observation))
+        return np.array(self.ends.behind(completion_ids, ids), np.int32)
 
     def next_prompt(
         self,
@@ -126,18 +170,56 @@ class ChatFormat:
     ) -> IntArray:
         """Ids (Q,) int32 of the next turn's whole prompt.
 
+        Appending: ids + completion + suffix. Splitting: a render of all messages, linear in their length; sampled ids
+        stay where it repeats their text.
+
         Args:
             ids: (P,) the prompt before.
             completion_ids: (C,) what was sampled on it.
-            messages: the whole conversation, the reply and the observation included.
+            messages: the whole conversation: prompt, replies (as `history_message` gives them), observations.
             observation: the new messages, the last of `messages`.
             tools: schemas, as in the first prompt.
+
+        Raises:
+            TemplateError: the template cannot render these roles, or drops one of the texts.
+            UsageError: a message holds an image or a malformed call, or an observation is the assistant's.
         """
-        suffix = self.suffix(observation, completion_ids=completion_ids)
-        return np.concatenate([ids, completion_ids, suffix]).astype(np.int32)
+        before = np.concatenate([ids, completion_ids]).astype(np.int32)
+        if self.appends:
+            return np.concatenate([before, self.suffix(observation, completion_ids=completion_ids)]).astype(np.int32)
+        _refuse_assistant(message.role for message in observation)
+        program = self._prompt_program(tuple(map(self.template.shape_of, messages)), tools_key(tools))
+        return keep_sampled(program.ids(messages), before, ends=self.ends.ids, tokenizer=self.tokenizer)
+
+    def history_message(self, reply: Reply) -> Message:
+        """A reply as the assistant message that later prompts are given.
+
+        With its calls and thinking apart where the template prints them so. Where it cannot (a malformed call, several
+        calls at once, text before a call), the reply's text as it was sampled is the content: words, whose tags are
+        spelled with ordinary tokens, like all outside text.
+        """
+        if all(call.arguments is not None for call in reply.calls):
+            message = structured(reply, separate=self._separates_thinking)
+            has_lost_thinking = bool(reply.reasoning) and not self._separates_thinking
+            if self.appends or (not has_lost_thinking and self.shows(message)):
+                return message
+        if not self._separates_thinking:
+            return Message.assistant(reply.text)
+        segments = split_reply(reply.text, format=self.tool_format, opens_thinking=self.opens_thinking)
+        said = "".join(segment.source for segment in segments if segment.kind is not SegmentKind.REASONING)
+        return Message.assistant(said.lstrip("\n"), reasoning=reply.reasoning.strip("\n"))
+
+    def shows(self, message: Message) -> bool:
+        """True if the template prints every text of this assistant message (thinking of earlier turns left aside)."""
+        return self._shows(self.template.shape_of(message))
 
     def parse(
-        self, completion: str | Sequence[int] | IntArray, *, truncated: bool = False, first_call: int = 0
+        self,
+        completion: str | Sequence[int] | IntArray,
+        *,
+        truncated: bool = False,
+        first_call: int = 0,
+        tools: Tools = (),
     ) -> Reply:
         """Read a completion (sampled ids, or text).
 
@@ -145,20 +227,32 @@ class ChatFormat:
             completion: a final stop token is left out of the reply's text.
             truncated: the caller's knowledge that a token limit cut it.
             first_call: number of its first call; pass the count of earlier calls to keep ids unique in an episode.
+            tools: schemas of what may be called; formats that print arguments one by one need them for the types.
         """
-        text = completion.removesuffix(self.end_of_turn.text) if isinstance(completion, str) else None
+        text = self.ends.stripped(completion) if isinstance(completion, str) else None
         if text is None:
             ended = len(completion) > 0 and completion[-1] in self.stop_token_ids
             text = self.tokenizer.decode(completion[:-1] if ended else completion)  # type: ignore[arg-type]
-        return parse_reply(text, truncated=truncated, opens_thinking=self.opens_thinking, first_call=first_call)
+        return parse_reply(
+            text,
+            format=self.tool_format,
+            tools=tools,
+            truncated=truncated,
+            opens_thinking=self.opens_thinking,
+            first_call=first_call,
+        )
 
     def encode_reply(self, text: str, *, ended: bool = True) -> IntArray:
         """Ids (C,) int32 of a reply written by hand, as if sampled: control tokens in it count.
 
-        For scripts and supervised data; never for what a model sampled.
+        `ended`: with the token a model would end it with. For scripts and supervised data; never for what a model
+        sampled.
         """
         ids = self.tokenizer.encode_control(text)
-        return np.array([*ids, self.end_of_turn.id] if ended else ids, np.int32)
+        if ended:
+            calls = self.ends.are_markers and bool(self.parse(text).calls)
+            ids = [*ids, self.ends.after(calls=calls).id]
+        return np.array(ids, np.int32)
 
     def supervised(self, messages: Sequence[Message], tools: Tools = ()) -> MaskedIds:
         """Ids and mask of a written conversation: 1 exactly on what the assistant says and its end-of-turn tokens.
@@ -170,10 +264,10 @@ class ChatFormat:
             TemplateError: the template rewrites history, or does not render one of the texts.
             ValueError: no assistant message: nothing to imitate.
         """
-        programs = self._supervised_programs(tuple(map(shape_of, messages)), _tools_key(tools))
         ids: list[int] = []
         mask: list[int] = []
-        for program, sampled_from, sampled_to in programs:
+        shapes = tuple(map(self.template.shape_of, messages))
+        for program, sampled_from, sampled_to in self._written_stretches(shapes, tools_key(tools)):
             piece = program.ids(messages)
             end = len(piece) if sampled_to is None else sampled_to
             ids += piece
@@ -196,107 +290,43 @@ class ChatFormat:
         """Ids (T,) int32 of a text that is no chat, with the tokenizer's single BOS if it has one."""
         return self.tokenizer.encode_plain(text)
 
-    def _compile_prompt(self, shapes: tuple[Shape, ...], tools_key: str) -> Program:
-        tools = json.loads(tools_key)
-        skeleton = self.template.skeleton(shapes, tools, generation_prompt=True)
-        pieces = self.template.pieces(skeleton, tools)
-        _check_holes(pieces, shapes)
-        self._check_fills(pieces, shapes, tools)
-        return self._compile_beginning(pieces)
-
-    def _compile_beginning(self, pieces: list[Piece]) -> Program:
-        program = compile_pieces(self.tokenizer, pieces)
-        begin = self.tokenizer.bos_ids
-        has_begin = begin and program.first_ids()[: len(begin)] == begin
-        return program if has_begin else program.after(begin)
+    def _compile_prompt(self, shapes: tuple[Shape, ...], key: str) -> Program:
+        may_drop = () if self.history is History.APPEND else ("reasoning",)
+        return self._renderer.prompt(shapes, json.loads(key), may_drop=may_drop)
 
     def _compile_suffix(self, shapes: tuple[Shape, ...]) -> Program:
-        if any(shape.role == Role.ASSISTANT for shape in shapes):
-            raise TemplateError("an observation holds an assistant message; only the policy speaks as the assistant")
-        conversation = (*_BASE, *shapes)
-        pieces = self.template.pieces(self.template.skeleton(conversation, (), generation_prompt=True), ())
-        _check_holes(pieces, conversation)
-        self._check_fills(pieces, conversation, ())
-        return compile_pieces(self.tokenizer, _after_reply(pieces))
+        _refuse_assistant(shape.role for shape in shapes)
+        return compile_pieces(self.tokenizer, after_reply(self._renderer.checked((*BASE, *shapes), ())))
 
-    def _compile_supervised(
-        self, shapes: tuple[Shape, ...], tools_key: str
-    ) -> tuple[tuple[Program, int, int | None], ...]:
-        """Stretches of a conversation: a program, and which of its tokens are sampled (`None`: to its end)."""
-        tools = json.loads(tools_key)
-        full = self.template.skeleton(shapes, tools, generation_prompt=False)
-        pieces = self.template.pieces(full, tools)
-        _check_holes(pieces, shapes)
-        self._check_fills(pieces, shapes, tools, generation_prompt=False)
-        spans = self._reply_spans(full, shapes, tools)
-        stretches: list[tuple[Program, int, int | None]] = []
-        at = 0
-        for start, end in spans:
-            before = self.template.pieces(full[at:start], tools)
-            if at == 0:
-                stretches.append((self._compile_beginning(before), 0, 0))
-            else:  # begins with the end-of-turn token of the reply before
-                stretches.append((compile_pieces(self.tokenizer, before), 0, 1))
-            stretches.append((compile_pieces(self.tokenizer, self.template.pieces(full[start:end], tools)), 0, None))
-            at = end
-        ends_with_reply = shapes[-1].role == Role.ASSISTANT
-        rest = self.end_of_turn.text if ends_with_reply else full[at:]
-        stretches.append((compile_pieces(self.tokenizer, self.template.pieces(rest, tools)), 0, 1))
-        return tuple(stretches)
+    def _compile_written(self, shapes: tuple[Shape, ...], key: str) -> tuple[Stretch, ...]:
+        return compile_written(self._renderer, self.ends, shapes, json.loads(key))
 
-    def _reply_spans(self, full: str, shapes: tuple[Shape, ...], tools: Tools) -> list[tuple[int, int]]:
-        """Where in the skeleton each reply begins and where its end-of-turn token stands."""
-        spans: list[tuple[int, int]] = []
-        for index, shape in enumerate(shapes):
-            if shape.role != Role.ASSISTANT:
-                continue
-            prompt = self.template.skeleton(shapes[:index], tools, generation_prompt=True)
-            end = full.find(self.end_of_turn.text, len(prompt))
-            if not full.startswith(prompt) or end < 0:
-                raise TemplateError(
-                    f"the chat template does not render message {index} (assistant) right behind the prompt before it: "
-                    "it rewrites history, so which tokens are the assistant's cannot be told"
-                )
-            spans.append((len(prompt), end))
-        if not spans:
-            raise ValueError("a supervised conversation needs at least one assistant message")
-        return spans
+    def _compile_shows(self, shape: Shape) -> bool:
+        return shows(self._renderer, shape, separate=self._separates_thinking)
 
-    def _check_fills(
-        self, pieces: list[Piece], shapes: tuple[Shape, ...], tools: Tools, *, generation_prompt: bool = True
-    ) -> None:
-        """Probe texts put into the holes must give what the template itself renders with them."""
-        probes = [_probe(index, shape) for index, shape in enumerate(shapes)]
-        filled = "".join(
-            piece.fill(probes) if isinstance(piece, Hole) else piece if isinstance(piece, str) else piece.text
-            for piece in pieces
-        )
-        rendered = self.template.render(probes, tools, generation_prompt=generation_prompt)
-        if filled != rendered:
-            at = next((i for i, (a, b) in enumerate(zip(filled, rendered, strict=False)) if a != b), 0)
-            raise TemplateError(
-                "the chat template changes the texts it is given: expected "
-                f"{filled[max(0, at - 20) : at + 40]!r}, it renders {rendered[max(0, at - 20) : at + 40]!r}; "
-                "use a template that prints message texts as they are (or trimmed)"
-            )
+    def _settle(self, wanted: History) -> History:
+        """The way prompts are made, checked.
 
-    def _find_end_of_turn(self) -> ControlToken:
-        shapes = (*_BASE, _BASE[0])
-        pieces = self.template.pieces(self.template.skeleton(shapes, (), generation_prompt=True), ())
-        _check_holes(pieces, shapes)
-        behind = next(iter(_after_reply(pieces)), "")
-        first = next(iter(self.tokenizer.split_control(behind)), "") if isinstance(behind, str) else ""
-        if not isinstance(first, ControlToken):
-            raise TemplateError(
-                "no end-of-turn token: behind the assistant's text the chat template writes "
-                f"{behind if isinstance(behind, str) else ''!r}, which begins with no special token of this tokenizer. "
-                "Add the token to the tokenizer, or use the tokenizer and template that belong together"
-            )
-        return first
+        Raises:
+            TemplateError: the template cannot be used in that way.
+        """
+        if wanted is not History.SPLIT:
+            self.history = History.APPEND
+            try:
+                check_append_only(self)
+            except RewritesHistoryError:
+                if wanted is History.APPEND:
+                    raise
+            else:
+                return History.APPEND
+        self.history = History.KEEP if wanted is History.KEEP else History.SPLIT
+        check = check_kept if wanted is History.KEEP else check_split
+        check(self)
+        return self.history
 
     def _find_generation_prompt(self) -> str:
         without, with_prompt = (
-            self.template.skeleton(_BASE[:1], (), generation_prompt=wanted) for wanted in (False, True)
+            self.template.skeleton(BASE[:1], (), generation_prompt=wanted) for wanted in (False, True)
         )
         if not with_prompt.startswith(without) or with_prompt == without:
             raise TemplateError(
@@ -308,75 +338,9 @@ class ChatFormat:
 
 def is_long(messages: Iterable[Message]) -> bool:
     """True if tokenising these messages takes milliseconds: do it in a thread, off the event loop."""
-    return sum(len(message.text) for message in messages) > LONG_TEXT_CHARS
+    return sum(len(message.text) + _MESSAGE_CHARS for message in messages) > LONG_TEXT_CHARS
 
 
-def read_template(folder: Path) -> str:
-    """The chat template of a model folder: `chat_template.jinja`, else the one in `tokenizer_config.json`.
-
-    Raises:
-        TemplateError: the folder has none.
-    """
-    path = folder / "chat_template.jinja"
-    if path.is_file():
-        return path.read_text(encoding="utf-8")
-    found = read_json_file(folder / "tokenizer_config.json").get("chat_template")
-    if isinstance(found, list):  # several by name, the older way
-        named = {entry["name"]: entry["template"] for entry in found}
-        found = named.get("tool_use", named.get("default"))
-    if not isinstance(found, str):
-        raise TemplateError(
-            f"{folder} has no chat template, so it cannot hold a conversation: put one beside its weights as "
-            "chat_template.jinja, or take the instruction-tuned variant of the model"
-        )
-    return found
-
-
-def read_eos_ids(folder: Path, tokenizer: TextTokenizer) -> tuple[int, ...]:
-    """Every id that ends generation by `generation_config.json`, `config.json` and the tokenizer's EOS token."""
-    found: set[int] = set()
-    for name in ("generation_config.json", "config.json"):
-        value = read_json_file(folder / name).get("eos_token_id")
-        found.update([value] if isinstance(value, int) else value or ())
-    eos = tokenizer.id_of(tokenizer.special.get("eos_token", ""))
-    return tuple(sorted(found if eos is None else {*found, eos}))
-
-
-def _tools_key(tools: Tools) -> str:
-    return json.dumps(list(tools), ensure_ascii=False) if tools else "[]"
-
-
-def _probe(index: int, shape: Shape) -> Message:
-    text = f' \n Probe {index}: <b>"é" \\ 7</b>\n '
-    call = ToolCall(id="call_0", name="probe", arguments={"text": 'é "7"', "n": [1, None]}, raw="")
-    return Message(
-        role=Role(shape.role),
-        parts=Message.user(text).parts if shape.has_content else (),
-        tool_calls=(call,) * shape.calls,
-        tool_call_id="call_0" if shape.has_call_id else None,
-        name="probe" if shape.has_name else None,
-        reasoning=text if shape.has_reasoning else "",
-    )
-
-
-def _check_holes(pieces: Sequence[Piece], shapes: Sequence[Shape]) -> None:
-    """Every text must stand exactly once."""
-    written = [(piece.message, piece.field, piece.call) for piece in pieces if isinstance(piece, Hole)]
-    for index, shape in enumerate(shapes):
-        expected = [("content", 0)] * shape.has_content + [("reasoning", 0)] * shape.has_reasoning
-        expected += [(field, call) for call in range(shape.calls) for field in ("call_name", "call_arguments")]
-        for field, call in expected:
-            times = written.count((index, field, call))
-            if times != 1:
-                what = "drops" if times == 0 else f"repeats {times} times"
-                raise TemplateError(
-                    f"the chat template {what} the {field.replace('call_', 'call ')} of message {index} "
-                    f"({shape.role}) of ({', '.join(each.role for each in shapes)}); "
-                    "use a template that renders every message once"
-                )
-
-
-def _after_reply(pieces: list[Piece]) -> list[Piece]:
-    """What follows the text of message 1, the placeholder reply."""
-    index = next(i for i, piece in enumerate(pieces) if isinstance(piece, Hole) and piece[:2] == (1, "content"))
-    return pieces[index + 1 :]
+def _refuse_assistant(roles: Iterable[str]) -> None:
+    if any(role == Role.ASSISTANT for role in roles):
+        raise TemplateError("an observation holds an assistant message; only the policy speaks as the assistant")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
-from miles_agents.chat.template import Hole, Piece
+from miles_agents.chat.markers import Hole, Piece
 from miles_agents.chat.tokenizer import ControlToken, TextTokenizer
 from miles_agents.types import Message
 

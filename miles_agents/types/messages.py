@@ -113,8 +113,10 @@ class Reply:
     reasoning: str = ""  # text inside <think>…</think>
     calls: tuple[ToolCall, ...] = ()
     truncated: bool = False  # cut by a token limit: the end-of-turn token was not sampled
-    calls_in_reasoning: int = 0  # complete calls written inside thinking; never executed
+    calls_in_reasoning: int = 0  # complete calls written inside thinking that stayed thinking; never executed
     reasoning_unclosed: bool = False
+    calls_ending_reasoning: int = 0  # valid calls that ended thinking (a policy); they are among `calls`
+    errors: tuple[str, ...] = ()  # one bounded line per malformed call or other fault of the reply
 
     @classmethod
     def of(cls, text: str) -> Reply:

@@ -115,8 +115,13 @@ class Trajectory:
 
     @property
     def sampled_tokens(self) -> int:
-        """Tokens the policy sampled, over all turns."""
-        return sum(len(turn.completion_ids) for turn in self.turns)
+        """Tokens the policy sampled, over all turns: its ids, or what a model behind an API says it sampled."""
+        return sum(_count(turn.completion_ids, turn, "completion_tokens") for turn in self.turns)
+
+    @property
+    def prompt_tokens(self) -> int:
+        """Tokens the policy was given, over all turns; what a later turn is given again counts again."""
+        return sum(_count(turn.prompt_ids, turn, "prompt_tokens") for turn in self.turns)
 
     @property
     def min_version(self) -> int:
@@ -144,6 +149,10 @@ class Trajectory:
         if run:
             samples.append(_merge(run))
         return samples
+
+
+def _count(ids: IntArray, turn: Turn, name: str) -> int:
+    return len(ids) or int(turn.info.get(name, 0))
 
 
 def _extends(before: Turn, after: Turn) -> bool:
