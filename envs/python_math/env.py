@@ -5,21 +5,23 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Generator, Iterable
+from dataclasses import replace
 from typing import Any
 
-from miles_agents.answers import extract_boxed, numbers_equal
+from miles_agents.answers import equivalent_async
 from miles_agents.contracts import Observation, Tool, ToolContext, ToolEnv, ToolOutput
-from miles_agents.envs.data_files import DataColumns, load_split
+from miles_agents.envs.data_files import Cutting, DataSet, files_of
+from miles_agents.envs.data_problems import AnswerKind, DataColumns, Reading, SkippedRow
+from miles_agents.envs.data_sets import KnownSet, known_set, locate
+from miles_agents.envs.python_math.instructions import ToolChoice, instruction
 from miles_agents.envs.python_math.problems import LEVELS, generate_problems
-from miles_agents.errors import ConfigError, did_you_mean
+from miles_agents.envs.replies import AnswerForm, as_reply, final_answer
+from miles_agents.errors import ConfigError, GraderError, choose, did_you_mean
 from miles_agents.registry import environments
 from miles_agents.tools.python import PythonTool
 from miles_agents.types import Episode, Message, Reply, Role, Task, ToolCall
 
-INSTRUCTION = (
-    "Solve the problem. Compute with the python tool; print what you want to see. "
-    "Give the final answer as a number in \\boxed{}."
-)
+INSTRUCTION = instruction(ToolChoice.PYTHON, AnswerForm.BOX, Reading())  # of numeric data files, with the tool
 BUSY = "Error: busy, try again"
 
 _SIZES = {"train": 8192, "validation": 256, "test": 512}  # of the generated splits
@@ -29,19 +31,31 @@ _KILL_GRACE_S = 5.0  # for the sandbox to stop what its own time limit did not
 
 @environments.register("python_math-v0")
 class PythonMath(ToolEnv):
-    r"""Arithmetic word problems of three levels, or the problems of a data file.
+    r"""Word problems and other questions with exact answers: generated, from a known data set or from a data file.
 
-    The answer is the number in the last `\boxed{}` of the final reply, compared exactly. Rewards: `answer`, 1 if it
-    equals the gold one; `format`, 1 if the reply has a closed, filled box. The episode's reward is their weighted sum.
+    The answer is what the last `\boxed{}` of the final reply holds, compared exactly (`docs/answers.md`). Rewards:
+    `answer`, 1 if it equals the gold one; `format`, 1 if the reply has a closed, filled box. The episode's reward is
+    their weighted sum.
 
     Args:
         level: 1, one step; 2, two steps; 3, two steps with a tool that sometimes answers "busy, try again". Only for
             generated problems.
         data: a data file, a folder of them or a pattern with `{split}` (see `envs/data_files.py`); None generates the
-            problems.
+            problems, or looks for `dataset` in the usual places (see `envs/data_sets.py`).
+        dataset: a known set: gsm8k, svamp, mawps, dapo_math or aime. It knows its columns and kind of answers.
         question_column: the column of the question, or a list of columns joined by a space. A dot goes into nested
-            columns. Messages (`[{"role": …, "content": …}]`) become the prompt as they are.
-        answer_column: the column of the answer: a number, or text that ends in `#### number`.
+            columns. Messages (`[{"role": …, "content": …}]`) become the prompt as they are. None is the set's own, or
+            `question`.
+        answer_column: the column of the answer: a number, or text that ends in `#### number`. None is the set's own, or
+            `answer`.
+        answer_kind: what gold answers may be: number, integer or any (expressions, text); None is the set's own, or
+            number.
+        answer_form: where the final reply gives its answer: box, or line (the last line `Answer: …`).
+        skip_unparsable: leave out rows whose answer cannot be read (`skipped` lists them); else they are an error.
+        near_duplicates: where rows are divided into splits, keep questions that differ in numbers and names only (and
+            the like, see `envs/near_duplicates.py`) on one side.
+        split_seed: of the hash that divides rows into splits.
+        tool: python, a sandboxed interpreter; or none.
         system_prompt: None gives problems from files a short instruction and generated ones nothing (what a general
             model needs, and what the starter model was taught); "" gives none; any other text is used as it is.
         max_turns: replies of the policy in one episode, the answer included.
@@ -57,6 +71,7 @@ class PythonMath(ToolEnv):
 
     Raises:
         ConfigError: a value out of its range, or a `question_column` that is no name or list of names.
+        UsageError: no such data set, tool, kind or form.
     """
 
     def __init__(
@@ -64,8 +79,15 @@ class PythonMath(ToolEnv):
         *,
         level: int = 3,
         data: str | None = None,
-        question_column: Any = "question",  # str or list[str]: a union that configuration schemas cannot express
-        answer_column: str = "answer",
+        dataset: str | None = None,
+        question_column: Any = None,  # str or list[str]: a union that configuration schemas cannot express
+        answer_column: str | None = None,
+        answer_kind: str | None = None,
+        answer_form: str = "box",
+        skip_unparsable: bool = False,
+        near_duplicates: bool = True,
+        split_seed: int = 0,
+        tool: str = "python",
         system_prompt: str | None = None,
         max_turns: int = 4,
         busy_probability: float = 0.3,
@@ -79,7 +101,16 @@ class PythonMath(ToolEnv):
     ) -> None:
         self.level = level
         self.data = data
-        self.columns = DataColumns(question=_column_names(question_column), answer=answer_column)
+        self.known = None if dataset is None else known_set(dataset)
+        if self.known is not None:
+            self.splits = self.known.splits  # type: ignore[misc]  # a set for evaluation has no train split
+        self.tool = choose(ToolChoice, tool, key="env.tool")
+        self.form = choose(AnswerForm, answer_form, key="env.answer_form")
+        kind = None if answer_kind is None else choose(AnswerKind, answer_kind, key="env.answer_kind")
+        columns = _given_columns(question_column, answer_column)
+        self.reading = replace(_reading(self.known, columns, kind), skip_unparsable=skip_unparsable)
+        self._cutting = Cutting(seed=split_seed, near_duplicates=near_duplicates)
+        self._data_set: DataSet | None = None
         self.system_prompt = system_prompt
         self.max_turns = max_turns
         self.busy_probability = busy_probability
@@ -95,8 +126,8 @@ class PythonMath(ToolEnv):
         self._was_busy = False
 
     def all_tools(self) -> tuple[Tool, ...]:
-        """The Python interpreter."""
-        return (self._python,)
+        """The Python interpreter, or nothing."""
+        return (self._python,) if self.tool == ToolChoice.PYTHON else ()
 
     def tasks(self, split: str) -> tuple[Task, ...]:
         """The tasks of a split, always the same and in the same order.
@@ -108,8 +139,16 @@ class PythonMath(ToolEnv):
         if split not in self.splits:
             raise ConfigError(f"unknown split {split!r}. {did_you_mean(split, self.splits)}")
         if split not in self._tasks:
-            self._tasks[split] = tuple(self._generated(split) if self.data is None else self._loaded(self.data, split))
+            self._tasks[split] = tuple(self._generated(split) if self._generates else self._loaded(split))
         return self._tasks[split]
+
+    def skipped(self, split: str) -> tuple[SkippedRow, ...]:
+        """The rows of the files behind a split that were left out because their answer cannot be read, and why.
+
+        Raises:
+            DataError: a missing or broken data file.
+        """
+        return () if self._generates else self._files().skipped(split)
 
     async def begin(self, task: Task) -> None:
         """Forget the last episode's busy answer."""
@@ -122,23 +161,42 @@ class PythonMath(ToolEnv):
         return await super().call_tool(tool, call, context)
 
     async def reward(self, episode: Episode) -> dict[str, float]:
-        """`answer` and `format` of the final reply."""
-        answer = extract_boxed(episode.final.content)
-        correct = answer is not None and numbers_equal(answer, episode.task.answer)
-        return {"answer": float(correct), "format": float(bool(answer))}
+        """`answer` and `format` of the final reply.
+
+        Raises:
+            GraderError: whether the answers are equal could not be decided within the limits.
+        """
+        answer = final_answer(episode.final.content, self.form)
+        if not answer:
+            return {"answer": 0.0, "format": 0.0}
+        verdict = await equivalent_async(episode.task.answer, answer)
+        if verdict.correct is None:
+            raise GraderError(f"the answer {answer[:80]!r} against {episode.task.answer[:80]!r}: {verdict.reason}")
+        return {"answer": float(verdict.correct), "format": 1.0}
 
     def oracle(self, task: Task) -> Generator[Reply, Observation, None]:
         """Replies that score full: compute, try again when the tool is busy, answer."""
         expression = task.metadata.get("expression")
-        if expression is not None:
+        if expression is not None and self.tool == ToolChoice.PYTHON:
             for _ in range(self.max_turns - 1):
                 observation = yield _python_call(f"print({expression})")
                 if observation[0].text != BUSY:
                     break
-        yield Reply.of(f"\\boxed{{{task.answer}}}")
+        yield Reply.of(as_reply(task.answer, self.form))
+
+    @property
+    def _generates(self) -> bool:
+        return self.data is None and self.known is None
+
+    def _files(self) -> DataSet:
+        if self._data_set is None:
+            files = files_of(str(self.data)) if self.known is None else locate(self.known, self.data)
+            name = self.data or (self.known.name if self.known else "")
+            self._data_set = DataSet(files, self.reading, cutting=self._cutting, name=name)
+        return self._data_set
 
     def _is_busy(self) -> bool:
-        if self.data is not None or self.level < 3 or self._was_busy:
+        if not self._generates or self.level < 3 or self._was_busy:
             self._was_busy = False
         else:
             self._was_busy = bool(self.np_random.random() < self.busy_probability)
@@ -156,12 +214,13 @@ class PythonMath(ToolEnv):
                 split=split,
             )
 
-    def _loaded(self, data: str, split: str) -> Iterable[Task]:
-        for problem in load_split(data, split, self.columns)[: self._sizes[split]]:
-            own_system = problem.prompt[0].role is Role.SYSTEM
+    def _loaded(self, split: str) -> Iterable[Task]:
+        told = self._system(instruction(self.tool, self.form, self.reading))
+        for problem in self._files().problems(split)[: self._sizes[split]]:
+            instructed = problem.prompt[0].role is Role.SYSTEM or (problem.instructed and self.system_prompt is None)
             yield Task(
                 id=f"{split}/{problem.id}",
-                prompt=problem.prompt if own_system else (*self._system(INSTRUCTION), *problem.prompt),
+                prompt=problem.prompt if instructed else (*told, *problem.prompt),
                 answer=problem.answer,
                 metadata={"kind": "data", "source": problem.id},
                 split=split,
@@ -191,6 +250,23 @@ class PythonMath(ToolEnv):
         wrong = [f"env.{name}={value}: it must be {allowed}" for name, value, fine, allowed in checks if not fine]
         if wrong:
             raise ConfigError("; ".join(wrong))
+
+
+def _reading(known: KnownSet | None, columns: DataColumns | None, kind: AnswerKind | None) -> Reading:
+    """How rows are read: as the known set says, but for what was given."""
+    reading = Reading() if known is None else known.reading
+    if columns is not None:
+        reading = replace(reading, layouts=(columns,))
+    return reading if kind is None else replace(reading, kind=kind)
+
+
+def _given_columns(question: Any, answer: str | None) -> DataColumns | None:
+    if question is None and answer is None:
+        return None
+    return DataColumns(
+        question=("question",) if question is None else _column_names(question),
+        answer="answer" if answer is None else answer,
+    )
 
 
 def _column_names(given: Any) -> tuple[str, ...]:

@@ -1,0 +1,1 @@
+"""`reasoning_gym-v0`: the generated puzzles of the package `reasoning-gym`, scored by the package."""
