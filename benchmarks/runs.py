@@ -87,7 +87,7 @@ async def score_run(words: Sequence[str], run_dir: Path) -> list[Trajectory]:
     """
     invocation = invocation_of("evaluate", [*words, f"run_dir={run_dir}"])
     with aside():
-        await score(invocation, load_env_class(invocation.config.env.id), console=silent())
+        await score(invocation, console=silent())
     with RunFolder.open(run_dir) as run:
         return read_trajectories(run.evaluation_file(0))
 

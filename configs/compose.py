@@ -43,7 +43,13 @@ class Override:
         return self.key in _SELECTABLE
 
     def for_hydra(self) -> str:
-        """The word as Hydra's grammar wants it: what is no plain word, list, mapping or quoted text is quoted."""
+        """The word as Hydra's grammar wants it: what is no plain word, list, mapping or quoted text is quoted.
+
+        A mapping is added to the one that is there, whose keys Hydra would take for the only ones. Its own key is known
+        by then (`_check_keys`), and typed mappings stay closed.
+        """
+        if self.value.startswith("{") and _STRUCTURED.fullmatch(self.value):
+            return f"++{self.key}={self.value}"
         if _PLAIN.fullmatch(self.value) or _STRUCTURED.fullmatch(self.value):
             return f"{self.key}={self.value}"
         return f"{self.key}={_quoted(self.value)}"
@@ -72,6 +78,30 @@ def parse_overrides(words: Sequence[str]) -> list[Override]:
         if len(values) > 1:
             raise ConfigError(f"'{override.key}' is given twice ({', '.join(values)}): give it once")
     return overrides
+
+
+def listed_environments(overrides: Sequence[Override]) -> list[str]:
+    """The names in `env=[…]`; none if `env=` names one environment or is not given.
+
+    Raises:
+        ConfigError: a list without a name, or one name twice.
+    """
+    given = next((override.value.strip() for override in overrides if override.key == "env"), "")
+    if not (given.startswith("[") and given.endswith("]")):
+        return []
+    names = [name.strip().strip("'\"") for name in given[1:-1].split(",")]
+    if not all(names):
+        raise ConfigError(f"env={given}: write the environments with commas between them, 'env=[gsm8k,svamp]'")
+    twice = sorted({name for name in names if names.count(name) > 1})
+    if twice:
+        raise ConfigError(f"env={given}: {twice[0]} is given twice")
+    return names
+
+
+def short_names(names: Sequence[str]) -> list[str]:
+    """Names for folders and tables: `./my_envs.py:Weather` → `Weather`; numbered where several are alike."""
+    short = [re.sub(r"\W+", "_", name.rsplit(":", 1)[-1].rsplit("-v", 1)[0]) for name in names]
+    return [each if short.count(each) == 1 else f"{each}_{number}" for number, each in enumerate(short, start=1)]
 
 
 def env_schema(env_class: type[Any], env_id: str) -> type[schema.EnvConfig]:
@@ -127,6 +157,7 @@ def register_schemas() -> None:
     store = ConfigStore.instance()
     store.store(name="_train_schema", node=schema.TrainConfig)
     store.store(name="_evaluate_schema", node=schema.EvaluateConfig)
+    store.store(name="_play_schema", node=schema.PlayConfig)
     for group, classes in schema.GROUPS.items():
         for cls in classes:
             store.store(group=group, name=f"_{cls.__name__}", node=cls)
@@ -156,10 +187,10 @@ def compose_config(
     env_is_config: bool,
     config_dir: Path | None = None,
 ) -> DictConfig:
-    """Compose `train` or `evaluate` with the overrides.
+    """Compose `train`, `evaluate` or `play` with the overrides.
 
     Args:
-        config_name: `"train"` or `"evaluate"`.
+        config_name: `"train"`, `"evaluate"` or `"play"`.
         overrides: the command line's words.
         env_node: the environment's schema, from `env_schema`.
         env_is_config: the `env=` word names a YAML file (else `env_node` itself is the configuration).

@@ -54,6 +54,20 @@ class LocalEngineConfig(EngineConfig):
 
 
 @dataclass
+class OpenAIEngineConfig(EngineConfig):
+    """A model behind an OpenAI-compatible server (SGLang, vLLM, an API), for evaluation; `model=` is its name there."""
+
+    name: str = "openai"
+    base_url: str = "http://127.0.0.1:30000/v1"  # what stands before /chat/completions
+    api_key_env: str = ""  # name of the environment variable that holds the key; empty: no key is sent
+    connections: int = 256  # at the same time
+    retries: int = 5  # of one request, where that can help
+    max_tokens_key: str = "max_tokens"  # or max_completion_tokens, for models that want that
+    sends_seed: bool = True  # give each request its seed
+    extra_body: dict[str, Any] = field(default_factory=dict)  # further keys of each request: {reasoning_effort: low}
+
+
+@dataclass
 class DockerConfig:
     """The Docker launcher, for `sandbox=docker` and where `auto` comes to it."""
 
@@ -147,6 +161,7 @@ class RolloutConfig:
     episode_deadline_s: float = 600.0  # then the episode is scored as it stands, or lost if it has no turn
     retries: int = 1  # times a lost episode is played again
     max_failure_rate: float = 0.25  # of the last episodes; above it the run stops
+    opponents: dict[str, str] = field(default_factory=dict)  # seat → a player of the environment, or a model's folder
 
 
 @dataclass
@@ -227,14 +242,41 @@ class EvaluateConfig:
     top_k: int = 0
     max_failure_rate: float = 0.1  # above it the exit code is 1
     refuse_tools: bool = False  # answer every tool call with a refusal: what the model can do without tools
+    interval: str = "wilson"  # of accuracies: wilson, or bootstrap (tasks drawn again, from the seed)
+    contamination: bool = False  # look for the tasks' prompts in the environment's train split
+    shard: Optional[str] = None  # 0/2: the first of two parts of the tasks
+    merge: list[str] = field(default_factory=list)  # run folders of shards: their episodes are taken, not played
     seed: int = 0
     run_dir: Optional[str] = None  # null: outputs/eval-<environment>-<time>
+    resume: bool = False  # go on with run_dir: only what is not recorded there, or was lost, is played
     dry_run: bool = False
+
+
+@dataclass
+class PlayConfig:
+    """`python -m miles_agents.play`."""
+
+    env: EnvConfig = MISSING
+    model: Optional[ModelConfig] = None  # who plays; null: a person at the keyboard
+    engine: EngineConfig = MISSING
+    sandbox: SandboxConfig = MISSING
+    cluster: ClusterConfig = MISSING
+    replies: Optional[str] = None  # a file of replies that plays, written as one would type them
+    oracle: bool = False  # the environment's own solution plays
+    split: str = "train"
+    task: Optional[str] = None  # its id, or its number in the split; null: one drawn by the seed
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0
+    max_new_tokens: int = 64  # of a model, per turn
+    max_tokens: Optional[int] = None  # of a model's episode; null: its context
+    episode_deadline_s: float = 600.0  # of a model's episode
+    seed: int = 0
 
 
 GROUPS: dict[str, tuple[type[Any], ...]] = {
     "model": (ModelConfig,),
-    "engine": (LocalEngineConfig,),
+    "engine": (LocalEngineConfig, OpenAIEngineConfig),
     "sandbox": (SandboxConfig,),
     "trainer": (LocalTrainerConfig,),
     "algorithm": (GRPOConfig,),

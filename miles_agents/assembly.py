@@ -5,7 +5,8 @@ Classes are found through the registry, so that adding one means registering it 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import os
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from functools import partial
 from pathlib import Path
@@ -26,10 +27,14 @@ from miles_agents.contracts import (
     Trainer,
     WeightSync,
 )
+from miles_agents.contracts.chat_model import ChatModel
 from miles_agents.errors import ConfigError
+from miles_agents.evaluation.shards import Shard
 from miles_agents.planning import BatchPlan, ModelShape
 from miles_agents.rollout.environments import EnvironmentPool
+from miles_agents.rollout.message_policy import ChatLimits, MessagePolicy
 from miles_agents.rollout.player import EpisodePlayer
+from miles_agents.rollout.policy import Policy
 from miles_agents.rollout.token_policy import Sampling, TokenPolicy
 from miles_agents.tools.sandboxes.first_that_starts import AUTO_ORDER, first_that_starts
 
@@ -217,6 +222,7 @@ class EnginePlan:
 
 def make_engine(config: schema.EngineConfig, plan: EnginePlan) -> RolloutEngine:
     """The engine of `config`; it has no weights before the first push."""
+    refuse_chat_model(config)
     if not isinstance(config, schema.LocalEngineConfig):
         raise ConfigError(f"no engine can be built from {type(config).__name__}")
     engine: RolloutEngine = registry.engines.get(config.name)(
@@ -231,6 +237,64 @@ def make_engine(config: schema.EngineConfig, plan: EnginePlan) -> RolloutEngine:
     return engine
 
 
+def is_chat_model(config: schema.EngineConfig) -> bool:
+    """True if the engine is a server that is spoken to in messages (`make_chat_model`)."""
+    return isinstance(config, schema.OpenAIEngineConfig)
+
+
+def refuse_chat_model(config: schema.EngineConfig) -> None:
+    """Refuse a server where token ids are needed.
+
+    Raises:
+        ConfigError: it is one; only an evaluation can use it.
+    """
+    if is_chat_model(config):
+        raise ConfigError(
+            f"engine={config.name}: the server gives no token ids, so nothing can be trained on what it says; "
+            "it can be evaluated: python -m miles_agents.evaluate. Here write engine=local"
+        )
+
+
+def make_chat_model(config: schema.EngineConfig, model: str) -> ChatModel:
+    """The model of that name on the server of `config`; its key is read from the environment, and nowhere written.
+
+    Raises:
+        ConfigError: an address that is none, or no key where one was named. The message does not repeat the value: it
+            may be a key.
+    """
+    if not isinstance(config, schema.OpenAIEngineConfig):
+        raise ConfigError(f"no chat model can be built from {type(config).__name__}")
+    from miles_agents.engines.openai.client import Server  # needs aiohttp
+
+    made: ChatModel = registry.engines.get(config.name)(
+        model=model,
+        server=Server(
+            base_url=config.base_url.rstrip("/"),
+            key=_key_of(config.api_key_env),
+            connections=config.connections,
+            retries=config.retries,
+        ),
+        max_tokens_key=config.max_tokens_key,
+        sends_seed=config.sends_seed,
+        extra_body=config.extra_body,
+    )
+    return made
+
+
+def _key_of(variable: str) -> str:
+    if not variable:
+        return ""
+    key = os.environ.get(variable, "").strip()
+    if not key:
+        raise ConfigError(
+            "engine.api_key_env is the name of an environment variable that holds the key, and there is none of the "
+            "name given: export OPENAI_API_KEY=… and write engine.api_key_env=OPENAI_API_KEY"
+        )
+    if not key.isascii() or not key.isprintable():
+        raise ConfigError("the key in the variable that engine.api_key_env names holds characters that no key has")
+    return key
+
+
 def shares_weights(config: schema.TrainConfig) -> bool:
     """True if the engine can decode from the trainer's own weights: float32, and they run in turns; else a copy."""
     return config.rollout.max_staleness == 0 and config.model.dtype == "float32"
@@ -242,11 +306,18 @@ def make_weight_sync(config: schema.TrainConfig) -> WeightSync:
     return sync
 
 
-def make_player(
-    engine: RolloutEngine, chat: ChatFormat, rollout: schema.RolloutConfig, sampling: Any, request_deadline_s: float
-) -> EpisodePlayer:
-    """A player whose sampling keys come from `sampling` (the rollout's or the evaluation's configuration)."""
-    policy = TokenPolicy(
+def make_token_policy(
+    engine: RolloutEngine,
+    chat: ChatFormat,
+    rollout: schema.RolloutConfig,
+    sampling: Any,
+    *,
+    request_deadline_s: float = schema.EngineConfig.request_deadline_s,
+    name: str = "policy",
+    trained: bool = True,
+) -> TokenPolicy:
+    """A policy whose sampling keys come from `sampling` (the rollout's or the evaluation's configuration)."""
+    return TokenPolicy(
         engine=engine,
         chat=chat,
         sampling=Sampling(
@@ -257,8 +328,40 @@ def make_player(
             top_k=sampling.top_k,
         ),
         request_deadline_s=request_deadline_s,
+        name=name,
+        trained=trained,
     )
-    return EpisodePlayer(policy=policy, deadline_s=rollout.episode_deadline_s)
+
+
+def make_message_policy(
+    model: ChatModel, rollout: schema.RolloutConfig, sampling: Any, *, request_deadline_s: float
+) -> MessagePolicy:
+    """The policy of a chat model; sampling keys come from `sampling`, as in `make_token_policy`."""
+    return MessagePolicy(
+        model=model,
+        limits=ChatLimits(
+            max_new_tokens=rollout.max_new_tokens,
+            max_tokens=rollout.max_tokens,
+            temperature=sampling.temperature,
+            top_p=sampling.top_p,
+            top_k=sampling.top_k,
+        ),
+        request_deadline_s=request_deadline_s,
+    )
+
+
+def make_player(
+    engine: RolloutEngine,
+    chat: ChatFormat,
+    rollout: schema.RolloutConfig,
+    sampling: Any,
+    request_deadline_s: float,
+    *,
+    others: Mapping[str, Policy] | None = None,
+) -> EpisodePlayer:
+    """A player of the engine's policy; see `make_token_policy`. `others` play the seats that are theirs."""
+    policy = make_token_policy(engine, chat, rollout, sampling, request_deadline_s=request_deadline_s)
+    return EpisodePlayer(policy=policy, deadline_s=rollout.episode_deadline_s, others=others)
 
 
 def check_prompts(chat: ChatFormat, environments: EnvironmentPool, tasks: Sequence[Any], max_tokens: int) -> None:
@@ -289,6 +392,7 @@ def check_training(config: schema.TrainConfig) -> None:
         ConfigError: a value out of range, a sum that does not come out, sampling that cannot be trained on.
     """
     check_ranges(config)
+    refuse_chat_model(config.engine)
     check_sampling_for_training(config.rollout)
     plan = plan_batch(config)
     plan.check(model_context=plan.max_tokens)
@@ -304,6 +408,8 @@ def check_evaluation(config: schema.EvaluateConfig) -> None:
     check_tokens(config.rollout)
     if config.temperature == 0 and config.samples > 1:
         raise ConfigError(f"temperature=0 makes all {config.samples} samples of a task equal; give samples=1")
+    if config.shard is not None:
+        Shard.parse(config.shard)
 
 
 def check_tokens(rollout: schema.RolloutConfig, *, model_context: int | None = None) -> None:

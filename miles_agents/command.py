@@ -8,8 +8,8 @@ from __future__ import annotations
 import os
 import signal
 import sys
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, fields, is_dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, fields, is_dataclass
 from pathlib import Path
 from typing import Any, cast
 
@@ -19,12 +19,15 @@ from miles_agents import registry
 from miles_agents.configs import schema
 from miles_agents.configs.compose import (
     Override,
+    all_keys,
     compose_config,
     config_names,
     env_id_of,
     env_schema,
     field_comments,
+    listed_environments,
     parse_overrides,
+    short_names,
     to_object,
 )
 from miles_agents.contracts import Env
@@ -38,12 +41,14 @@ EXIT_OK, EXIT_FAILED, EXIT_USAGE, EXIT_INTERRUPTED = 0, 1, 2, 130
 class Invocation:
     """A command line, composed and checked.
 
-    `config` is the typed object, `yaml` the same as text, `overrides` the words it came from.
+    `config` is the typed object, `yaml` the same as text, `overrides` the words it came from. With `env=[…]`
+    `environments` are the environments' configurations by short name, and `config` has the first of them.
     """
 
     config: Any
     yaml: str
     overrides: tuple[str, ...]
+    environments: Mapping[str, schema.EnvConfig] = field(default_factory=dict)
 
 
 def run_command(
@@ -57,7 +62,7 @@ def run_command(
     """Run one command line and return its exit code.
 
     Args:
-        name: `"train"` or `"evaluate"`: the command and its config file.
+        name: `"train"`, `"evaluate"` or `"play"`: the command and its config file.
         summary: the first line of `--help`.
         body: the work; may raise.
         words: the command line's words; `sys.argv[1:]` by default.
@@ -76,13 +81,15 @@ def run_command(
         overrides = parse_overrides(rest)
         if saved_overrides is not None:
             overrides = _merge_saved(parse_overrides(saved_overrides(overrides)), overrides)
-        composed = compose_command(name, overrides, config_dir)
-        yaml = OmegaConf.to_yaml(composed)
+        composed = compose_environments(name, overrides, config_dir)
+        yaml = _yaml_of(composed)
         if "--cfg" in flags:
             sys.stdout.write(yaml)
             return EXIT_OK
-        invocation = Invocation(to_object(composed), yaml, tuple(f"{o.key}={o.value}" for o in overrides))
-        return body(invocation)
+        configs = {short: to_object(each) for short, each in composed.items()}
+        environments = {short: config.env for short, config in configs.items()} if len(configs) > 1 else {}
+        words = tuple(f"{override.key}={override.value}" for override in overrides)
+        return body(Invocation(next(iter(configs.values())), yaml, words, environments))
     except UsageError as error:
         sys.stderr.write(f"{type(error).__name__.removesuffix('Error')}: {error}\n")
         return EXIT_USAGE
@@ -103,7 +110,7 @@ def finish(code: int) -> None:
 
 
 def compose_command(name: str, overrides: Sequence[Override], config_dir: Path | None = None) -> DictConfig:
-    """Compose the configuration of `train` or `evaluate`; the environment's class is imported for its schema."""
+    """Compose the configuration of a command; the environment's class is imported for its schema."""
     given = next((override.value for override in overrides if override.key == "env"), "python_math")
     is_config = given in config_names("env", config_dir)
     env_id = env_id_of(given, config_dir) if is_config else given
@@ -115,6 +122,56 @@ def compose_command(name: str, overrides: Sequence[Override], config_dir: Path |
         env_is_config=is_config,
         config_dir=config_dir,
     )
+
+
+def compose_environments(
+    name: str, overrides: Sequence[Override], config_dir: Path | None = None
+) -> dict[str, DictConfig]:
+    """Compose the configuration of a command, once for each environment of `env=[…]`, by the environments' short names.
+
+    A word `env.key=…` holds for every listed environment that has the key.
+
+    Raises:
+        ConfigError: several environments for a command that takes one, or a key that none of them has.
+    """
+    names = listed_environments(overrides)
+    if not names:
+        given = next((override.value for override in overrides if override.key == "env"), "python_math")
+        return {short_names([given])[0]: compose_command(name, overrides, config_dir)}
+    if len(names) > 1 and name != "evaluate":
+        raise ConfigError(
+            f"env=[{','.join(names)}]: only an evaluation takes several environments; write env={names[0]}"
+        )
+    own = [override for override in overrides if override.key.startswith("env.")]
+    rest = [override for override in overrides if override.key != "env" and override not in own]
+    bare = {each: compose_command(name, [Override("env", each), *rest], config_dir) for each in names}
+    keys = {each: set(all_keys(config)) for each, config in bare.items()}
+    for override in own:
+        if not any(override.key in known for known in keys.values()):
+            _refuse_env_key(name, names, override, config_dir)
+    composed: dict[str, DictConfig] = {}
+    for short, each in zip(short_names(names), names, strict=True):
+        mine = [override for override in own if override.key in keys[each]]
+        words = [Override("env", each), *rest, *mine]
+        composed[short] = compose_command(name, words, config_dir) if mine else bare[each]
+    return composed
+
+
+def _refuse_env_key(name: str, names: Sequence[str], override: Override, config_dir: Path | None) -> None:
+    try:
+        compose_command(name, [Override("env", names[0]), override], config_dir)
+    except ConfigError as error:
+        raise ConfigError(f"{error} None of {', '.join(names)} has it") from error
+
+
+def _yaml_of(composed: Mapping[str, DictConfig]) -> str:
+    """The configuration as text; of several environments, `env` holds each under its short name."""
+    configs = list(composed.values())
+    if len(configs) == 1:
+        return OmegaConf.to_yaml(configs[0])
+    whole = cast("dict[str, Any]", OmegaConf.to_container(configs[0]))
+    whole["env"] = {short: OmegaConf.to_container(config.env) for short, config in composed.items()}
+    return OmegaConf.to_yaml(OmegaConf.create(whole))
 
 
 def load_env_class(env_id: str, config_dir: Path | None = None) -> type[Env]:
@@ -178,7 +235,6 @@ def _merge_saved(saved: Sequence[Override], given: Sequence[Override]) -> list[O
 
 
 def _help_text(name: str, summary: str, config_dir: Path | None) -> str:
-    root = schema.TrainConfig if name == "train" else schema.EvaluateConfig
     composed = to_object(compose_command(name, [], config_dir))
     lines = [
         f"{summary}",
@@ -195,7 +251,7 @@ def _help_text(name: str, summary: str, config_dir: Path | None) -> str:
         more = {"env": " | a registered id | file.py:Class", "model": " | a folder | a run folder | a hub id"}
         lines.append(f"  {group}=" + " | ".join(names) + more.get(group, ""))
     lines += ["", "keys (with their defaults)"]
-    lines += _describe(composed, root, "")
+    lines += _describe(composed, type(composed), "")
     return "\n".join(lines) + "\n"
 
 

@@ -38,11 +38,24 @@ class Registry:
         self._entries: dict[str, Any] = {}
         self._lazy: dict[str, str] = {}
         self._scanned = entry_point_group is None
+        self._listeners: list[Callable[[str], None]] = []
+
+    def subscribe(self, listener: Callable[[str], None]) -> None:
+        """Have `listener` told every registered name, now and whenever one is added; a second time does nothing."""
+        if listener not in self._listeners:
+            for name in self.names():
+                listener(name)
+            self._listeners.append(listener)
+
+    def _tell(self, name: str) -> None:
+        for listener in self._listeners:
+            listener(name)
 
     def add_lazy(self, name: str, target: str) -> None:
         """Register `"package.module:attribute"` under `name` without importing it."""
         self._refuse_duplicate(name, target)
         self._lazy[name] = target
+        self._tell(name)
 
     def register(self, name: str) -> Callable[[T], T]:
         """Decorator: register the class or factory under `name`."""
@@ -53,6 +66,7 @@ class Registry:
                 return entry  # the module behind a lazy entry, registering itself
             self._refuse_duplicate(name, entry)
             self._entries[name] = entry
+            self._tell(name)
             return entry
 
         return decorate
@@ -193,8 +207,18 @@ trainers = Registry("trainer", entry_point_group="miles_agents.trainers")
 algorithms = Registry("algorithm", entry_point_group="miles_agents.algorithms")
 weight_syncs = Registry("weight sync", entry_point_group="miles_agents.weight_syncs")
 
+environments.add_lazy("gem-v0", "miles_agents.envs.gem.env:Gem")
+environments.add_lazy("gymnasium_text-v0", "miles_agents.envs.foreign.gymnasium_text:GymnasiumText")
+environments.add_lazy("code-v0", "miles_agents.envs.code.env:Code")
+environments.add_lazy("guess_number-v0", "miles_agents.envs.guess_number.env:GuessNumber")
+environments.add_lazy("self_play-v0", "miles_agents.envs.self_play.env:SelfPlay")
 environments.add_lazy("python_math-v0", "miles_agents.envs.python_math.env:PythonMath")
+environments.add_lazy("reasoning_gym-v0", "miles_agents.envs.reasoning_gym.env:ReasoningGym")
+environments.add_lazy("search_qa-v0", "miles_agents.envs.search_qa.env:SearchQA")
+environments.add_lazy("textarena-v0", "miles_agents.envs.textarena.env:TextArena")
+environments.add_lazy("wordle-v0", "miles_agents.envs.wordle.env:Wordle")
 engines.add_lazy("local", "miles_agents.engines.local.engine:LocalEngine")
+engines.add_lazy("openai", "miles_agents.engines.openai.model:OpenAIChatModel")
 engines.add_lazy("scripted", "miles_agents.engines.scripted:ScriptedEngine")
 sandboxes.add_lazy("docker", "miles_agents.tools.sandboxes.docker.sandboxes:DockerSandboxes")
 sandboxes.add_lazy("namespace", "miles_agents.tools.sandboxes.namespace:NamespaceSandboxes")

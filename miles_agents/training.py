@@ -32,9 +32,12 @@ from miles_agents.controller import LoopSettings, Parts, StoppedEarlyError, Trai
 from miles_agents.errors import CheckpointError, RunFolderError
 from miles_agents.evaluation import Evaluation
 from miles_agents.interruption import StopOnSignals
+from miles_agents.opponents import opponents
 from miles_agents.rollout.buffer import BoundedStalenessBuffer
 from miles_agents.rollout.environments import EnvironmentPool
 from miles_agents.rollout.ledger import FailureLedger
+from miles_agents.rollout.player import EpisodePlayer
+from miles_agents.rollout.policy import Policy
 from miles_agents.rollout.source import TaskSource
 from miles_agents.rollout.workers import GroupWorkers
 from miles_agents.runs.folder import RunFolder
@@ -69,6 +72,7 @@ class Opened:
     model: Path
     chat: ChatFormat
     environments: EnvironmentPool
+    others: Mapping[str, Policy]  # by seat, who is not trained
     sandboxes: SandboxProvider | None
     train_tasks: Sequence[Task]
     held_out: Sequence[Task]
@@ -115,11 +119,13 @@ async def opened(config: schema.TrainConfig, env_class: type[Env], console: Cons
         assembly.check_prompts(chat, tasks, [*train_tasks, *held_out, *final], config.rollout.max_tokens)
         sandboxes = await assembly.open_sandboxes(config.sandbox) if assembly.needs_sandbox(tasks) else None
         environments = assembly.make_environments(config.env, env_class, sandboxes)
-        async with sandboxes or nullcontext(), environments.shared():
+        seated = opponents(config, tasks.catalogue, concurrency=assembly.concurrency_of(config))
+        async with sandboxes or nullcontext(), environments.shared(), seated as others:
             yield Opened(
                 model=model,
                 chat=chat,
                 environments=environments,
+                others=others,
                 sandboxes=sandboxes,
                 train_tasks=train_tasks,
                 held_out=held_out,
@@ -377,9 +383,6 @@ class _Run:
         config, opened = self._config, self._opened
         trainer, algorithm, engine, sync = self._machines
         self._ledger = FailureLedger(max_failure_rate=config.rollout.max_failure_rate)
-        player = assembly.make_player(
-            engine, opened.chat, config.rollout, config.rollout, config.engine.request_deadline_s
-        )
         self._buffer = BoundedStalenessBuffer(
             TaskSource(opened.train_tasks, seed=config.seed),
             groups_per_step=config.rollout.groups_per_step,
@@ -393,7 +396,7 @@ class _Run:
             sync=sync,
             buffer=self._buffer,
             workers=GroupWorkers(
-                player=player,
+                player=self._player(config.rollout),
                 environments=opened.environments,
                 ledger=self._ledger,
                 group_size=config.rollout.group_size,
@@ -402,9 +405,7 @@ class _Run:
                 seed=config.seed,
             ),
             environments=opened.environments,
-            evaluator=assembly.make_player(
-                engine, opened.chat, config.rollout, config.eval, config.engine.request_deadline_s
-            ),
+            evaluator=self._player(config.eval),
             ledger=self._ledger,
             run=self._run,
             checkpoints=self._store,
@@ -412,6 +413,11 @@ class _Run:
             token_pieces=self._pieces,
             sandboxes=opened.sandboxes,
         )
+
+    def _player(self, sampling: schema.RolloutConfig | schema.EvalConfig) -> EpisodePlayer:
+        config, opened, engine = self._config, self._opened, self._machines.engine
+        deadline_s = config.engine.request_deadline_s
+        return assembly.make_player(engine, opened.chat, config.rollout, sampling, deadline_s, others=opened.others)
 
     def _pieces(self, ids: Sequence[int]) -> list[str]:
         return [self._piece(int(each)) for each in ids]

@@ -12,9 +12,16 @@ from miles_agents.envs.splits import normalised, split_of
 from miles_agents.errors import DataError
 from miles_agents.types import Message
 
-SHARED = Path(os.environ.get("MILES_AGENTS_SHARED_DATA", Path(__file__).parents[2] / "shared" / "data"))
+SHARED = Path(os.environ.get("MILES_AGENTS_DATA", Path(__file__).parents[2] / "shared" / "data"))
 SPLITS = ("train", "validation", "test")
-ROWS = [{"question": f"What is {n} + {n}?", "answer": 2 * n} for n in range(200)]
+
+
+def word(n):
+    """A word of its own for each number: "add bba to bba" are no near-duplicates of each other."""
+    return "".join("abcdefghij"[int(digit)] for digit in f"{n:03}")
+
+
+ROWS = [{"question": f"Twice {n} {word(n)} is what?", "answer": 2 * n} for n in range(200)]
 
 
 def write_jsonl(path, rows):
@@ -147,8 +154,8 @@ DAPO_ROW = {"prompt": [{"role": "user", "content": "hi?"}], "reward_model": {"gr
 @pytest.mark.parametrize(
     ("row", "columns", "question", "answer"),
     [
-        ({"Body": "Ann has 3.", "Question": "How many?", "Answer": 145.0}, SVAMP, "Ann has 3. How many?", "145.0"),
-        ({"input": "How many ?", "target": 43.0}, MAWPS, "How many ?", "43.0"),
+        ({"Body": "Ann has 3.", "Question": "How many?", "Answer": 145.0}, SVAMP, "Ann has 3. How many?", "145"),
+        ({"input": "How many ?", "target": 43.0}, MAWPS, "How many ?", "43"),
         ({"question": "q", "answer": "3 <<1+2=3>>3 #### no\n#### 1,072"}, DataColumns(), "q", "1,072"),
         ({"question": "q", "answer": 0.1}, DataColumns(), "q", "0.1"),
         ({"question": "q", "answer": -12345678901234567890}, DataColumns(), "q", "-12345678901234567890"),
@@ -269,7 +276,7 @@ def test_a_split_without_a_file_or_a_row_is_an_error_not_an_empty_set(tmp_path):
         load_split(str(tmp_path / "test.jsonl"), other, DataColumns())
 
 
-@pytest.mark.skipif(not SHARED.is_dir(), reason=f"no {SHARED}; set MILES_AGENTS_SHARED_DATA to the data folder")
+@pytest.mark.skipif(not SHARED.is_dir(), reason=f"no {SHARED}; set MILES_AGENTS_DATA to the data folder")
 @pytest.mark.parametrize(
     ("path", "columns", "sizes"),
     [
@@ -285,7 +292,7 @@ def test_real_sets_load_whole(path, columns, sizes):
         assert len({problem.id for problem in problems}) == size
 
 
-@pytest.mark.skipif(not SHARED.is_dir(), reason=f"no {SHARED}; set MILES_AGENTS_SHARED_DATA to the data folder")
+@pytest.mark.skipif(not SHARED.is_dir(), reason=f"no {SHARED}; set MILES_AGENTS_DATA to the data folder")
 def test_gsm8k_splits_are_disjoint_and_complete():
     splits = load_all(str(SHARED / "gsm8k"))
     texts = {split: {normalised(problem.question) for problem in problems} for split, problems in splits.items()}

@@ -15,7 +15,7 @@ from scripted_runs import Adding, Scripted, call_text, pool_of, turn_of
 import miles_agents as ma
 from miles_agents.contracts import Env, ToolEnv
 from miles_agents.errors import EpisodeError, FailureCause, ToolErrorKind
-from miles_agents.evaluation import accuracy_interval, pass_at_k, row_keys_of, summarize, wilson_interval
+from miles_agents.evaluation import Summing, accuracy_interval, pass_at_k, row_keys_of, summarize, wilson_interval
 from miles_agents.rollout.player import EpisodeSpec
 from miles_agents.scoring import results_table
 from miles_agents.types import EpisodeStatus, Message, StopReason, Task, ToolCall, ToolEvent, Trajectory, Turn
@@ -101,7 +101,7 @@ def test_H06_nothing_scored_is_no_score() -> None:
 
 def test_rows_split_the_episodes_by_metadata() -> None:
     episodes = [_episode(f"t{n}", 0, float(n % 2), level=1 + n // 4, kind="x") for n in range(8)]
-    evaluation = summarize(Env, episodes, row_keys=["level"])
+    evaluation = summarize(Env, episodes, Summing(row_keys=["level"]))
     assert [(row.name, row.episodes, row.accuracy) for row in evaluation.rows] == [
         ("level=1", 4, 0.5),
         ("level=2", 4, 0.5),

@@ -216,12 +216,15 @@ def test_the_lazy_targets_live_in_the_package() -> None:
 
 
 def group_choices(command: str) -> list[tuple[str, str, str]]:
-    root = schema.TrainConfig if command == "train" else schema.EvaluateConfig
+    roots = {"train": schema.TrainConfig, "evaluate": schema.EvaluateConfig, "play": schema.PlayConfig}
+    root = roots[command]
     groups = ["env", *(group for group in schema.GROUPS if group in root.__dataclass_fields__)]
     return [(command, group, name) for group in groups for name in config_names(group)]
 
 
-@pytest.mark.parametrize(("command", "group", "name"), [*group_choices("train"), *group_choices("evaluate")])
+@pytest.mark.parametrize(
+    ("command", "group", "name"), [*group_choices("train"), *group_choices("evaluate"), *group_choices("play")]
+)
 def test_every_configuration_file_composes(command: str, group: str, name: str) -> None:
     config = compose_command(command, [Override(group, name)])
     assert OmegaConf.missing_keys(config) == set()
@@ -230,7 +233,7 @@ def test_every_configuration_file_composes(command: str, group: str, name: str) 
 def test_every_configuration_file_is_in_a_known_group() -> None:
     found = {str(path.relative_to(ROOT / "configs")) for path in files_below("configs") if path.suffix == ".yaml"}
     known = {f"{group}/{name}.yaml" for group in ("env", *schema.GROUPS) for name in config_names(group)}
-    assert found == known | {"train.yaml", "evaluate.yaml"}
+    assert found == known | {"train.yaml", "evaluate.yaml", "play.yaml"}
 
 
 # --- dependencies -----------------------------------------------------------------------------------------------------

@@ -23,7 +23,7 @@ from miles_agents.registry import environments
 from miles_agents.tools.sandboxes.scripted import ScriptedSandboxes
 from miles_agents.types import Role, ToolCall
 
-SHARED = Path(os.environ.get("MILES_AGENTS_SHARED_DATA", Path(__file__).parents[2] / "shared" / "data"))
+SHARED = Path(os.environ.get("MILES_AGENTS_DATA", Path(__file__).parents[2] / "shared" / "data"))
 SPLITS = ("train", "validation", "test")
 LEVELS = (1, 2, 3)
 SMALL = {"train_size": 20, "validation_size": 5, "test_size": 5}
@@ -329,7 +329,11 @@ async def test_code_that_raises_or_hangs_is_shown_and_a_lost_sandbox_is_not():
 
 
 def gsm8k_file(path):
-    rows = [{"question": f"How many are {n} and {n}?", "answer": f"Twice {n}.\n#### {2 * n}"} for n in range(100)]
+    things = ["".join("abcdefghij"[int(digit)] for digit in f"{n:02}") for n in range(100)]  # no near-duplicates
+    rows = [
+        {"question": f"How many {thing}s are twice {n} {thing}s?", "answer": f"Twice {n}.\n#### {2 * n}"}
+        for n, thing in enumerate(things)
+    ]
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
     return str(path)
 
@@ -338,7 +342,7 @@ async def test_a_data_file_is_played_like_generated_problems(tmp_path):
     env, _ = lent(PythonMath(level=3, data=gsm8k_file(tmp_path / "sums.jsonl"), busy_probability=1.0))
     await check_env(env)
     task = env.tasks("train")[0]
-    assert task.prompt == (Message.system(INSTRUCTION), Message.user("How many are 0 and 0?"))
+    assert task.prompt == (Message.system(INSTRUCTION), Message.user("How many aas are twice 0 aas?"))
     assert task.metadata == {"kind": "data", "source": "sums.jsonl:1"}
     assert not any(await busy_flags(env, 0, 3))  # levels belong to generated problems
 
@@ -369,7 +373,7 @@ def test_messages_with_their_own_system_prompt_are_left_alone(tmp_path):
     assert env.tasks("test")[0].prompt == (Message.system("Own."), Message.user("2+2?"))
 
 
-@pytest.mark.skipif(not SHARED.is_dir(), reason=f"no {SHARED}; set MILES_AGENTS_SHARED_DATA to the data folder")
+@pytest.mark.skipif(not SHARED.is_dir(), reason=f"no {SHARED}; set MILES_AGENTS_DATA to the data folder")
 @pytest.mark.parametrize(
     ("options", "size"),
     [
@@ -395,7 +399,7 @@ def test_every_argument_is_typed_for_configuration_and_documented():
     hints = get_type_hints(PythonMath.__init__)
     hints.pop("return")
     assert hints.pop("question_column") is Any
-    allowed = {int, float, str, str | None, int | None}
+    allowed = {int, float, bool, str, str | None, int | None}
     assert {name: hint for name, hint in hints.items() if hint not in allowed} == {}
     described = (inspect.getdoc(PythonMath) or "").partition("Args:")[2]
     assert [name for name in (*hints, "question_column") if f"\n    {name}: " not in described] == []

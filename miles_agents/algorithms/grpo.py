@@ -110,14 +110,17 @@ class GRPO(Algorithm):
         """
         advantage_S = np.zeros(len(batch), np.float64)
         groups = list(_groups(batch))
+        sizes: list[float] = []
         for group in groups:
-            advantage_S[group.samples] = group_advantages(group.rewards, self.normalize)[group.sibling]
+            advantages = group_advantages(group.rewards, self.normalize)
+            advantage_S[group.samples] = advantages[group.sibling]
+            sizes.extend(np.abs(advantages).tolist())
         batch.advantages = np.where(batch.mask != 0, np.repeat(advantage_S, batch.lengths), 0.0).astype(np.float32)
         flat = sum(_is_flat(group.rewards) for group in groups)
         return {
             "groups": float(len(groups)),
             "zero_variance_groups": float(flat),
-            "advantage_abs_mean": float(np.abs(advantage_S).mean()) if len(batch) else 0.0,
+            "advantage_abs_mean": float(np.mean(sizes)) if sizes else 0.0,
         }
 
     def keeps(self, batch: Batch) -> Batch | None:

@@ -8,23 +8,39 @@ from __future__ import annotations
 import asyncio
 import email.utils
 import json
+import math
 import random
 import time
+import urllib.parse
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from miles_agents.errors import EngineError, UsageError, did_you_mean
+from miles_agents.errors import ConfigError, EngineError, UsageError, did_you_mean
 
 try:
     import aiohttp
 except ModuleNotFoundError as error:
     raise UsageError("engine=openai needs aiohttp: pip install 'miles-agents[openai]'") from error
 
-_AGAIN = frozenset({408, 409, 425, 429, 500, 502, 503, 504})
+_AGAIN = frozenset({408, 409, 425, 429, *range(500, 600)})
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.5, 30.0
 _MAX_SHOWN = 300
-_CONTEXT_WORDS = ("context_length_exceeded", "context length", "maximum context", "max_model_len")
+_CONTEXT_WORDS = (
+    "context_length_exceeded",
+    "context length",
+    "context size",
+    "maximum context",
+    "max_model_len",
+    "prompt is too long",
+)
+# What the operator has to mend: the same request would be refused in every episode.
+_HINTS = {
+    "insufficient_quota": "The account has no credit left",
+    "unsupported_parameter": "See engine.max_tokens_key, engine.sends_seed and engine.extra_body",
+    "unsupported_value": "See temperature, top_p and engine.extra_body",
+    "unknown_parameter": "See engine.sends_seed, top_k and engine.extra_body",
+}
 
 
 class NoRoomError(Exception):
@@ -33,12 +49,28 @@ class NoRoomError(Exception):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Server:
-    """Where requests go."""
+    """Where requests go.
+
+    Raises:
+        ConfigError: `base_url` is no plain address. The message does not repeat it: it may hold a key.
+    """
 
     base_url: str  # e.g. http://127.0.0.1:30000/v1
     key: str = ""  # empty: none is sent
     connections: int = 256  # at the same time
     retries: int = 5  # of one request, after the first try
+
+    def __post_init__(self) -> None:
+        try:
+            parts = urllib.parse.urlsplit(self.base_url)
+            plain = parts.scheme in ("http", "https") and bool(parts.hostname) and (parts.port or 1) > 0
+        except ValueError:  # a port that is no number
+            plain = False
+        if not plain or parts.query or parts.fragment or "@" in parts.netloc:
+            raise ConfigError(
+                "engine.base_url: give an address such as http://127.0.0.1:30000/v1, without a key, a password or a "
+                "question mark; a key goes into an environment variable that engine.api_key_env names"
+            )
 
     def __repr__(self) -> str:  # a key in an error message or log would be there for all to see
         return f"Server({self.base_url})"
@@ -80,7 +112,7 @@ class Client:
         url = f"{self._server.base_url}/models"
         try:
             async with asyncio.timeout(20.0), self._opened().get(url) as response:
-                text = await response.text(errors="replace")
+                text = self._without_key(await response.read()).decode("utf-8", "replace")
                 if response.status in (401, 403):
                     raise self._refused(response.status, text)
                 if response.status != 200:
@@ -100,38 +132,47 @@ class Client:
             EngineError: the server failed, or the deadline passed.
             UsageError: the key or the model is refused: no request can succeed.
         """
+        failures: list[Exception] = []
         try:
             async with asyncio.timeout(deadline_s):
-                return await self._until_answered(body)
+                return await self._until_answered(body, failures)
         except TimeoutError as error:
-            raise EngineError(f"no reply within {deadline_s:g} s (engine.request_deadline_s)") from error
+            last = f"; before: {failures[-1]}" if failures else ""
+            raise EngineError(f"no reply within {deadline_s or 0:g} s (engine.request_deadline_s){last}") from error
 
-    async def _until_answered(self, body: bytes) -> Mapping[str, Any]:
+    async def _until_answered(self, body: bytes, failures: list[Exception]) -> Mapping[str, Any]:
         url = f"{self._server.base_url}/chat/completions"
         session = self._opened()
         for attempt in range(self._server.retries + 1):
             pause_s = min(_LONGEST_PAUSE_S, _FIRST_PAUSE_S * 2**attempt) * self._random.uniform(0.5, 1.0)
             try:
-                async with session.post(url, data=body) as response:
-                    raw = await response.read()
+                async with session.post(url, data=body, allow_redirects=False) as response:
+                    raw = self._without_key(await response.read())
                     if response.status == 200:
                         return _decoded(raw)
-                    failure = self._failure(response.status, raw.decode("utf-8", "replace"))
-                    if response.status not in _AGAIN:
-                        raise failure
+                    failures.append(self._failure(response.status, raw.decode("utf-8", "replace")))
+                    if response.status not in _AGAIN or isinstance(failures[-1], UsageError):
+                        raise failures[-1]
                     pause_s = _asked_pause_s(response.headers.get("Retry-After")) or pause_s
             except (aiohttp.ClientConnectionError, aiohttp.ClientPayloadError, ConnectionError) as error:
-                failure = EngineError(f"no answer from {url}: {error or type(error).__name__}")
+                failures.append(EngineError(f"no answer from {url}: {error or type(error).__name__}"))
             if attempt < self._server.retries:
                 await asyncio.sleep(pause_s)
-        raise EngineError(f"{failure} (tried {self._server.retries + 1} times)")
+        raise EngineError(f"{failures[-1]} (tried {self._server.retries + 1} times)")
 
     def _failure(self, status: int, text: str) -> Exception:
-        said = self._said(text)
+        said = _error_text(text)
         if status in (401, 403):
             return self._refused(status, text)
         if status == 404:
             return UsageError(f"the server knows no such model or address ({self._server.base_url}): {said}")
+        if 300 <= status < 400:
+            return UsageError(
+                f"{self._server.base_url} sends elsewhere ({status}): set engine.base_url to that address"
+            )
+        for code, hint in _HINTS.items():
+            if 400 <= status < 500 and code in text:
+                return UsageError(f"the server refuses each request ({status}): {said}. {hint}")
         if status in (400, 413, 422) and any(words in said.lower() for words in _CONTEXT_WORDS):
             return NoRoomError(said)
         return EngineError(f"the server answered {status}: {said}")
@@ -139,13 +180,17 @@ class Client:
     def _refused(self, status: int, text: str) -> UsageError:
         which = "the key that was sent" if self._server.key else "a request without a key"
         return UsageError(
-            f"the server refuses {which} ({status}: {self._said(text)}). Set the variable that engine.api_key_env names"
+            f"the server refuses {which} ({status}: {_error_text(text)}). Set the variable that "
+            "engine.api_key_env names"
         )
 
-    def _said(self, text: str) -> str:
-        """What an error response says; a key that the server repeats is left out."""
+    def _without_key(self, raw: bytes) -> bytes:
+        """What the server says, less a key that it repeats: it would be written down."""
         key = self._server.key
-        return _error_text(text.replace(key, "…") if key else text)
+        for written in (key, key.replace("/", "\\/")) if key else ():  # as it is, and as some servers escape it
+            if written.encode() in raw:
+                raw = raw.replace(written.encode(), "…".encode())
+        return raw
 
     def _opened(self) -> aiohttp.ClientSession:
         if self._session is None:
@@ -188,8 +233,10 @@ def _asked_pause_s(header: str | None) -> float:
     except ValueError:
         try:
             seconds = email.utils.parsedate_to_datetime(header).timestamp() - time.time()
-        except ValueError:
+        except (ValueError, OverflowError):
             return 0.0
+    if math.isnan(seconds):
+        return 0.0
     return min(max(seconds, 0.0), 2 * _LONGEST_PAUSE_S)
 
 

@@ -9,11 +9,12 @@ from typing import Any
 
 from miles_agents.contracts.chat_model import ChatCompletion, ChatModel, ChatParams, Conversation
 from miles_agents.engines.openai.client import Client, NoRoomError, Server
-from miles_agents.engines.openai.wire import message_json, read_reply, reply_json, tools_json
+from miles_agents.engines.openai.wire import messages_json, read_reply, reply_json, tools_json
 from miles_agents.errors import ConfigError, EngineError
 from miles_agents.types import Message, StopReason
 
-_OWN_KEYS = frozenset({"model", "messages", "tools", "stream", "n"})
+_OWN_KEYS = frozenset({"model", "messages", "tools", "stream", "n", "temperature", "top_p", "top_k", "seed"})
+_NO_REPLY = frozenset({"abort", "error"})  # what a server says of a reply that it gave up
 
 
 class OpenAIChatModel(ChatModel):
@@ -39,7 +40,7 @@ class OpenAIChatModel(ChatModel):
         sends_seed: bool = True,
         extra_body: Mapping[str, Any] | None = None,
     ) -> None:
-        own = sorted(_OWN_KEYS & set(extra_body or {}))
+        own = sorted({*_OWN_KEYS, max_tokens_key} & set(extra_body or {}))
         if own:
             raise ConfigError(f"engine.extra_body.{own[0]}: this key is set by the engine; leave it out")
         self._model = model
@@ -91,7 +92,7 @@ class _OpenAIConversation(Conversation):
         self._call_ids: set[str] = set()
 
     def add(self, messages: Sequence[Message]) -> None:
-        self._messages.extend(message_json(message) for message in messages)
+        self._messages.extend(messages_json(messages))
 
     async def reply(self, params: ChatParams) -> ChatCompletion | None:
         began = time.perf_counter()
@@ -100,10 +101,14 @@ class _OpenAIConversation(Conversation):
         except NoRoomError:
             return None
         choice = _first_choice(answer)
-        cut = choice.get("finish_reason") == "length"
+        reason = choice.get("finish_reason")
+        if reason in _NO_REPLY:
+            raise EngineError(f"the server gave up the reply (finish_reason {reason!r})")
+        cut = reason == "length"
         reply = read_reply(choice["message"], truncated=cut, known_ids=self._call_ids)
         self._messages.append(reply_json(reply.content, reply.calls))
-        usage = answer.get("usage") or {}
+        usage = answer.get("usage")
+        usage = usage if isinstance(usage, Mapping) else {}
         return ChatCompletion(
             reply=reply,
             stop_reason=StopReason.LENGTH if cut else StopReason.STOP,

@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import base64
 import json
+import re
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from miles_agents.chat import MalformedCallError, parse_arguments
@@ -17,17 +19,36 @@ from miles_agents.types import Message, Reply, Role, TextPart, ToolCall
 
 _encode = json.JSONEncoder(ensure_ascii=False, separators=(",", ":")).encode
 _MAX_ID_CHARS = 200
+_NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
 
 
-def message_json(message: Message) -> str:
-    """A message of the environment, as it is sent."""
+def messages_json(messages: Sequence[Message]) -> list[str]:
+    """Messages of the environment, as they are sent.
+
+    The API takes no images in tool messages: they go into a user message behind all answers to the same reply.
+    """
+    sent: list[str] = []
+    images: list[dict[str, Any]] = []
+    for message in messages:
+        if images and message.role is not Role.TOOL:
+            sent.append(_encode({"role": "user", "content": images}))
+            images = []
+        if message.role is Role.TOOL and message.images:
+            images.append({"type": "text", "text": f"Images of {message.name or 'the tool'}:"})
+            images += [_part(image) for image in message.images]
+        sent.append(_message_json(message))
+    return [*sent, _encode({"role": "user", "content": images})] if images else sent
+
+
+def _message_json(message: Message) -> str:
     content: Any = message.text
-    if message.images:
-        content = [_part(part) for part in message.parts]
     if message.role is Role.TOOL:
         return _encode({"role": "tool", "tool_call_id": message.tool_call_id or "", "content": content})
+    if message.images:
+        content = [_part(part) for part in message.parts]
     if message.tool_calls:
-        return reply_json(message.text, message.tool_calls)
+        written = [each if each.arguments is None else replace(each, raw="") for each in message.tool_calls]
+        return reply_json(message.text, written)  # `raw` of a call that no server gave is more than its arguments
     return _encode({"role": message.role.value, "content": content})
 
 
@@ -44,8 +65,8 @@ def reply_json(content: str, calls: Sequence[ToolCall]) -> str:
                 "id": call.id,
                 "type": "function",
                 "function": {
-                    "name": call.name or "unknown",
-                    "arguments": _encode({"malformed": call.raw}) if call.arguments is None else call.raw or "{}",
+                    "name": _sent_name(call.name),
+                    "arguments": _sent_arguments(call),
                 },
             }
             for call in calls
@@ -53,6 +74,17 @@ def reply_json(content: str, calls: Sequence[ToolCall]) -> str:
     else:
         message["content"] = content
     return _encode(message)
+
+
+def _sent_name(name: str) -> str:
+    """A name that servers take; the model may have made one up that they do not."""
+    return name if _NAME.fullmatch(name) else re.sub(r"[^A-Za-z0-9_-]", "_", name)[:64] or "unknown"
+
+
+def _sent_arguments(call: ToolCall) -> str:
+    if call.arguments is None:
+        return _encode({"malformed": call.raw})
+    return call.raw if call.raw.lstrip().startswith("{") else _encode(dict(call.arguments))
 
 
 def tools_json(tools: Sequence[Mapping[str, Any]]) -> str:
@@ -72,7 +104,7 @@ def read_reply(message: Mapping[str, Any], *, truncated: bool, known_ids: set[st
     Raises:
         EngineError: it is no message.
     """
-    content = message.get("content") or ""
+    content = message.get("content") or message.get("refusal") or ""
     reasoning = message.get("reasoning_content") or message.get("reasoning") or ""
     written = message.get("tool_calls") or ()
     if not isinstance(content, str) or not isinstance(reasoning, str) or not isinstance(written, (list, tuple)):
