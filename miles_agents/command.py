@@ -6,6 +6,7 @@ Nothing here loads torch: `--help` and `--cfg job` answer at once.
 from __future__ import annotations
 
 import os
+import select
 import signal
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -34,7 +35,7 @@ from miles_agents.contracts import Env
 from miles_agents.errors import ConfigError, MilesError, UnknownNameError, UsageError, did_you_mean
 from miles_agents.interruption import terminate_as_interrupt
 
-EXIT_OK, EXIT_FAILED, EXIT_USAGE, EXIT_INTERRUPTED = 0, 1, 2, 130
+EXIT_OK, EXIT_FAILED, EXIT_USAGE, EXIT_INTERRUPTED, EXIT_PIPE = 0, 1, 2, 130, 141
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +74,8 @@ def run_command(
     # times as long (measured). Read when PyTorch is loaded, which is later.
     os.environ.setdefault("OMP_WAIT_POLICY", "passive")
     terminate_as_interrupt()
-    try:
+
+    def run() -> int:
         flags, rest, config_dir = _split_flags(words)
         if "--help" in flags:
             sys.stdout.write(_help_text(name, summary, config_dir))
@@ -88,23 +90,52 @@ def run_command(
             return EXIT_OK
         configs = {short: to_object(each) for short, each in composed.items()}
         environments = {short: config.env for short, config in configs.items()} if len(configs) > 1 else {}
-        words = tuple(f"{override.key}={override.value}" for override in overrides)
-        return body(Invocation(next(iter(configs.values())), yaml, words, environments))
+        final_words = tuple(f"{override.key}={override.value}" for override in overrides)
+        return body(Invocation(next(iter(configs.values())), yaml, final_words, environments))
+
+    return exit_code_of(run)
+
+
+def exit_code_of(run: Callable[[], int]) -> int:
+    """Run a command's work; what it raises for people becomes one message and an exit code."""
+    try:
+        return run()
     except UsageError as error:
         sys.stderr.write(f"{type(error).__name__.removesuffix('Error')}: {error}\n")
         return EXIT_USAGE
     except MilesError as error:
         sys.stderr.write(f"stopped: {error}\n")
         return EXIT_FAILED
+    except BrokenPipeError:
+        return end_of_pipe()
     except KeyboardInterrupt:
         sys.stderr.write("interrupted\n")
         return EXIT_INTERRUPTED
 
 
+def end_of_pipe() -> int:
+    """The exit code of a command whose reader has left (`| head`); call it while handling a `BrokenPipeError`.
+
+    Raises:
+        BrokenPipeError: the present one, if it was not standard output's.
+    """
+    watched = select.poll()
+    watched.register(sys.stdout.fileno(), 0)
+    if not any(event & select.POLLERR for _, event in watched.poll(0)):
+        raise  # what the caller is handling
+    devnull = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(devnull, sys.stdout.fileno())  # what is left to be flushed goes nowhere
+    os.close(devnull)
+    return EXIT_PIPE
+
+
 def finish(code: int) -> None:
     """Leave the process with this code; SIGINT's default action is back for whatever is left to end."""
     signal.signal(signal.SIGINT, signal.SIG_DFL)
-    sys.stdout.flush()
+    try:
+        sys.stdout.flush()
+    except BrokenPipeError:
+        code = end_of_pipe()
     sys.stderr.flush()
     sys.exit(code)
 

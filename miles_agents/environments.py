@@ -28,10 +28,10 @@ from miles_agents.checks.env_row import CheckRow, Outcome
 from miles_agents.checks.env_subject import AttackSettings
 from miles_agents.command import (
     EXIT_FAILED,
-    EXIT_INTERRUPTED,
     EXIT_OK,
     EXIT_USAGE,
     compose_command,
+    exit_code_of,
     finish,
     load_env_class,
 )
@@ -55,17 +55,7 @@ def main(words: Sequence[str] | None = None) -> int:
     """Run the command line; the exit code comes back: 0 fine, 1 a check failed, 2 bad input."""
     words = sys.argv[1:] if words is None else words
     terminate_as_interrupt()
-    try:
-        return _dispatch(list(words))
-    except UsageError as error:
-        sys.stderr.write(f"{type(error).__name__.removesuffix('Error')}: {error}\n")
-        return EXIT_USAGE
-    except MilesError as error:
-        sys.stderr.write(f"stopped: {error}\n")
-        return EXIT_FAILED
-    except KeyboardInterrupt:
-        sys.stderr.write("interrupted\n")
-        return EXIT_INTERRUPTED
+    return exit_code_of(lambda: _dispatch(list(words)))
 
 
 def _dispatch(words: list[str]) -> int:

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from miles_agents.command import Invocation, run_command
+from miles_agents.command import EXIT_PIPE, Invocation, exit_code_of, run_command
 
 
 def _run(
@@ -190,3 +190,32 @@ def test_an_environment_in_a_file_gets_its_keys_from_its_init(
     code, _, err, _ = _run(capsys, "env=./mine.py:NoEnv")
     assert code == 2
     assert "not a subclass" in err
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["miles_agents.play", "env=guess_number", "oracle=true"],
+        ["miles_agents.environments", "list"],
+        ["miles_agents.train", "--cfg", "job"],
+    ],
+    ids=lambda words: words[0],
+)
+def test_a_reader_that_leaves_ends_the_command_without_a_traceback(words: list[str]) -> None:
+    process = subprocess.Popen(
+        [sys.executable, "-u", "-m", *words], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    with process:
+        assert process.stdout is not None
+        assert process.stderr is not None
+        process.stdout.close()
+        errors = process.stderr.read()
+        assert (process.wait(60), errors) == (EXIT_PIPE, "")
+
+
+def test_a_broken_pipe_that_is_not_the_readers_is_a_fault() -> None:
+    def lose_a_connection() -> int:
+        raise BrokenPipeError("a socket")
+
+    with pytest.raises(BrokenPipeError, match="a socket"):
+        exit_code_of(lose_a_connection)
