@@ -35,7 +35,7 @@ _NUMBER_WORDS = frozenset(
     zero one two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen sixteen
     seventeen eighteen nineteen twenty thirty forty fifty sixty seventy eighty ninety hundred thousand million
     billion dozen half twice thrice double triple
-    """.split()  # noqa: SIM905 — a list of 100 quoted words is harder to read
+    """.split()
 )
 _NO_NAMES = frozenset(
     """
@@ -45,7 +45,7 @@ _NO_NAMES = frozenset(
     show simplify since so solve some suppose that the their them then there these they this those to today
     tomorrow two under until was we were what when where which while who whose why with without write yesterday
     you your
-    """.split()  # noqa: SIM905 — a list of 100 quoted words is harder to read
+    """.split()
 )
 
 

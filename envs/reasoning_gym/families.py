@@ -52,7 +52,7 @@ _ATTRIBUTE = re.compile(r"\.\s*[A-Za-z]")
 _FUNCTIONS = frozenset(
     """
     exp log ln sqrt sin cos tan asin acos atan sinh cosh tanh sec csc cot pi Abs abs
-    """.split()  # noqa: SIM905 — easier to read than quoted words
+    """.split()
 )
 _EVALUATED_AS_LITERALS = frozenset(["binary_matrix", "n_queens", "spiral_matrix", "string_insertion"])
 _EVALUATED_AS_EXPRESSIONS = frozenset(

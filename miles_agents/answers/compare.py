@@ -141,6 +141,10 @@ class _Comparison:
                 return self._words(first, second)
             case (Text(), Value()) | (Value(), Text()):
                 return self._word_and_value(first, second)
+        return self._structures(first, second)
+
+    def _structures(self, first: Reading, second: Reading) -> bool | None:
+        match first, second:
             case Collection(), Collection():
                 return self._unordered(first.items, second.items)
             case Sequence(), Sequence():
@@ -202,7 +206,7 @@ class _Comparison:
         return plain
 
     def nodes(self, first: Node, second: Node) -> bool | None:
-        r"""Whether two expressions are equal; a `\log` without a base may have the base 10 or e, the same everywhere."""
+        r"""Whether two expressions are equal; a `\log` without a base has the base 10 or e, the same everywhere."""
         if not has_open_base(first) and not has_open_base(second):
             return self._proved(first, second)
         return any_of(self._proved(without_base(first, base), without_base(second, base)) for base in BASES)

@@ -1,8 +1,8 @@
 """Exact arithmetic on expressions: quotients of polynomials in variables, π, e, i and square roots of integers.
 
-A `Form` is `top / bottom`, each a sum of terms `coefficient · √radicand · x^n · …`. Different roots of squarefree integers,
-powers of π (or of e), i and variables are linearly independent, so two forms are equal exactly if `a·d = b·c` term by
-term. What has no form here raises `NotExactError` (something else must decide) or `TooLargeError`.
+A `Form` is `top / bottom`, each a sum of terms `coefficient · √radicand · x^n · …`. Different roots of squarefree
+integers, powers of π (or of e), i and variables are linearly independent, so two forms are equal exactly if `a·d =
+b·c` term by term. What has no form here raises `NotExactError` (something else must decide) or `TooLargeError`.
 """
 
 from __future__ import annotations
@@ -268,7 +268,7 @@ def root(form: Form, degree: Form) -> Form:
         raise NotExactError("a root of an expression")
     if order == 2:
         return square_root(form)
-    if value < 0 and order % 2 == 0 or order > 64:
+    if (value < 0 and order % 2 == 0) or order > 64:
         raise NotExactError("not a real root")
     top, bottom = (_whole_root(abs(part), int(order)) for part in (value.numerator, value.denominator))
     if top is None or bottom is None:
@@ -317,7 +317,13 @@ def _binomial(top: Form, bottom: Form) -> Form:
     return rational(math.comb(upper, lower))
 
 
-_SINES = {0: Fraction(0), 2: Fraction(1, 2), 3: 2, 4: 3, 6: Fraction(1)}  # of k·15°; an integer n stands for √n/2
+_SINES: dict[int, int | Fraction] = {
+    0: Fraction(0),
+    2: Fraction(1, 2),
+    3: 2,
+    4: 3,
+    6: Fraction(1),
+}  # of k·15°; an int n: √n/2
 
 
 def _sine(form: Form) -> Form:

@@ -57,10 +57,8 @@ def extract_boxed(text: str) -> str | None:
 
 def _last_opened_box(visible: str) -> int | None:
     """Where the inside of the last box begins."""
-    last = None
-    for last in _OPENER.finditer(visible):
-        pass
-    return None if last is None else last.end()
+    openers = list(_OPENER.finditer(visible))
+    return openers[-1].end() if openers else None
 
 
 def _closed_content(visible: str, inside: int) -> str | None:
@@ -86,11 +84,10 @@ def _letter_said(visible: str) -> str | None:
     lines = visible.strip().rsplit("\n", 1)
     if (lone := _LONE_LETTER.fullmatch(lines[-1])) is not None:
         return lone[1]
-    said = None
-    for said in _SAID.finditer(visible):
-        pass
-    if said is None or not re.search("[A-Z]", re.sub(r"\\text", "", said["letter"])):
+    every = list(_SAID.finditer(visible))
+    if not every or not re.search("[A-Z]", re.sub(r"\\text", "", every[-1]["letter"])):
         return None
+    said = every[-1]
     before = re.split(r"[.!?\n]", visible[max(0, said.start() - _CONTEXT_CHARS) : said.start()])[-1]
     if _GIVEN_UP.search(before) or not _ENDS.match(said["after"]) or _OTHER_LETTER.search(said["after"]):
         return None

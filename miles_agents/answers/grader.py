@@ -1,7 +1,8 @@
 """A pool of killable worker processes behind the fast exact comparison.
 
-Most pairs are decided in the calling thread in microseconds. The rest goes to a worker, which is started when first needed,
-is killed when it meets its limits, and replaced. What could not be decided is a verdict `None`, never a wrong answer.
+Most pairs are decided in the calling thread in microseconds. The rest goes to a worker, which is started when first
+needed, is killed when it meets its limits, and replaced. What could not be decided is a verdict `None`, never a wrong
+answer.
 """
 
 from __future__ import annotations
@@ -104,7 +105,7 @@ class Grader:
             return None
         try:
             verdict = compare(gold, answer, policy, NoProver())
-        except Exception as error:  # seam: a fault of the checker is told, never a wrong answer
+        except Exception as error:  # noqa: BLE001 — seam: a fault of the checker is told, never a wrong answer
             return self._counted(Verdict(None, f"the checker failed: {type(error).__name__}: {str(error)[:200]}"))
         return verdict if verdict.correct is not None else None
 
@@ -151,7 +152,7 @@ _default_lock = threading.Lock()
 
 def default_grader() -> Grader:
     """The grader that `equivalent` uses, one per process, made when first needed and closed at exit."""
-    global _default  # noqa: PLW0603
+    global _default
     with _default_lock:
         if _default is None:
             _default = Grader(GraderLimits(workers=max(1, min(4, os.cpu_count() or 1))))
@@ -160,7 +161,7 @@ def default_grader() -> Grader:
 
 
 def _after_fork() -> None:
-    global _default_lock  # noqa: PLW0603
+    global _default_lock
     _default_lock = threading.Lock()
     for grader in list(_graders):
         grader.forget_workers()

@@ -1,7 +1,7 @@
 r"""Reads one expression in the spelling of `normalise` into a tree.
 
-What it does not understand completely it refuses: nothing is read in part. `2\frac{1}{2}` and `2 1/2` are mixed numbers, `2^10` is
-1024, `1/2x` is read from the left, `-x^2` is −(x²), `\sin^{-1}` is the inverse, `1011_2` is eleven.
+What it does not understand completely it refuses: nothing is read in part. `2\frac{1}{2}` and `2 1/2` are mixed
+numbers, `2^10` is 1024, `1/2x` is read from the left, `-x^2` is −(x²), `\sin^{-1}` is the inverse, `1011_2` is eleven.
 """
 
 from __future__ import annotations
@@ -44,9 +44,10 @@ _TOKEN = re.compile(
     re.VERBOSE,
 )
 _STOP_WORDS = frozenset(
-    """the is of and or if yes no not for all any to in on at by as it we he be do go so up us my an a non one two six
-    ten red few men day cat dog sun mon tue wed thu fri sat jan feb mar apr may jun jul aug sep oct nov dec am pm""".split()
-)  # fmt: skip
+    """the is of and or if yes no not for all any to in on at by as it we he be do go so up us my an a non one two
+    six ten red few men day cat dog sun mon tue wed thu fri sat jan feb mar apr may jun jul aug sep oct nov dec am
+    pm""".split()
+)
 _FOREIGN = frozenset({"int", "iint", "oint", "sum", "prod", "lim"})
 _INVERSE = {"sin": "arcsin", "cos": "arccos", "tan": "arctan"}
 _ALIASES = {"asin": "arcsin", "acos": "arccos", "atan": "arctan", "lg": "log10"}
@@ -406,7 +407,7 @@ class _Parser:
         return node if power is None else Pow(node, power)
 
     def _function_argument(self) -> Node:
-        """A bracket, or the factors that follow: `\\sin 2x` is sin(2x), `\\sin x \\cos x` a product."""
+        r"""A bracket, or the factors that follow: `\sin 2x` is sin(2x), `\sin x \cos x` a product."""
         if self._sign() in ("(", "[", "{"):
             return self._postfixed(self._bracketed(self._next()[1]))
         minus = self._take("-")

@@ -1,7 +1,8 @@
 r"""One spelling for what can be written in many ways: Unicode, LaTeX commands, separators, wrapping.
 
-What comes out has single characters for the common commands: `*` products, `≤ ≥ ≠ ∈ ∪ ∩ ∖` relations and sets, `π ∞ ∅ ± ∓ °`,
-Greek letters, `⟅ ⟆` for the braces of sets, `%` for percent, `$` for dollars only, and `«…»` around what was `\text{…}`.
+What comes out has single characters for the common commands: `*` products, `≤ ≥ ≠ ∈ ∪ ∩ ∖` relations and sets, `π ∞ ∅
+± ∓ °`, Greek letters, `⟅ ⟆` for the braces of sets, `%` for percent, `$` for dollars only, and `«…»` around what was
+`\text{…}`.
 """
 
 from __future__ import annotations
@@ -19,15 +20,14 @@ _DASHES = re.compile("[\u2010-\u2015\u2212\ufe63\uff0d\u207b]")
 _QUOTES = str.maketrans("‘’‚“”„′", "'''\"\"\"'")
 _KEPT_LETTERS = {"ℝ": r"\mathbb{R}", "ℤ": r"\mathbb{Z}", "ℚ": r"\mathbb{Q}", "ℕ": r"\mathbb{N}", "ℂ": r"\mathbb{C}"}
 
-_GREEK = {
-    name: letter
-    for name, letter in zip(
+_GREEK = dict(
+    zip(
         "alpha beta gamma delta epsilon zeta eta theta iota kappa lambda mu nu xi pi rho sigma tau upsilon phi chi psi "
         "omega Gamma Delta Theta Lambda Xi Pi Sigma Upsilon Phi Psi Omega".split(),
         "αβγδεζηθικλμνξπρστυφχψωΓΔΘΛΞΠΣΥΦΨΩ",
         strict=True,
     )
-} | {"varepsilon": "ε", "vartheta": "θ", "varphi": "φ", "varrho": "ρ", "varsigma": "ς"}
+) | {"varepsilon": "ε", "vartheta": "θ", "varphi": "φ", "varrho": "ρ", "varsigma": "ς"}
 _SIGNS = {
     **dict.fromkeys(("cdot", "times", "ast", "cdotp", "bullet"), "*"),
     **dict.fromkeys(("div", "slash"), "/"),
@@ -42,7 +42,8 @@ _SIGNS = {
     **dict.fromkeys(("rbrack",), "]"),
     **dict.fromkeys(("lbrace",), "⟅"),
     **dict.fromkeys(("rbrace",), "⟆"),
-    "langle": "(", "rangle": ")", "lt": "<", "gt": ">", "in": "∈", "cup": "∪", "cap": "∩", "infty": "∞", "infin": "∞", "pm": "±", "mp": "∓",
+    "langle": "(", "rangle": ")", "lt": "<", "gt": ">", "in": "∈", "cup": "∪", "cap": "∩", "infty": "∞",
+    "infin": "∞", "pm": "±", "mp": "∓",
     "degree": "°", "lfloor": "⌊", "rfloor": "⌋", "lceil": "⌈", "rceil": "⌉", "colon": ":", "percent": "%",
     "lparen": "(", "rparen": ")", "euro": "€", "pounds": "£", "yen": "¥", "cent": "¢", "prime": "'",
     **dict.fromkeys(("dfrac", "tfrac", "cfrac"), r"\frac"),
@@ -74,6 +75,7 @@ _MATH_DOLLARS = re.compile(r"(?<!\\)\$(?=\S)([^$]*?[^\s$\\])\$(?![0-9])")
 _ALL = r"[0-9]{1,3}"
 _GROUPS_TIGHT = re.compile(rf"(?<![0-9.,]){_ALL}(?:(?:\{{,\}}\s?|,?\\[,; ]|~|[ ])[0-9]{{3}})+(?![0-9])")
 _THIN_SPACES = re.compile(r"\\[,;:! >]|~")
+_ESCAPED_TWICE = re.compile(r"\\\\(?=[A-Za-z{}%$,!])")
 _DOUBLE_BACKSLASH = re.compile(r"\\\\")
 _COMMAS = re.compile(r"(?<![0-9.,])[0-9]+(?:,[0-9]+)+(?![0-9])(?!,[0-9])")
 _COMMA_GROUPS = re.compile(r"[1-9][0-9]{0,2}(?:,[0-9]{3})+")
@@ -146,10 +148,8 @@ def _inside(text: str, opening: str, closing: str) -> str:
 def normalised(text: str) -> str:
     """The text in the spelling of this module; equal answers may still differ, different ones stay different."""
     text = unicode_spelling(text)
-    if r"\begin" in text:
-        text = _DOUBLE_BACKSLASH.sub(" ⏎ ", text)
-    else:  # backslashes that were escaped once too often
-        text = re.sub(r"\\\\(?=[A-Za-z{}%$,!])", r"\\", text)
+    is_table = r"\begin" in text  # elsewhere a double backslash was escaped once too often
+    text = _DOUBLE_BACKSLASH.sub(" ⏎ ", text) if is_table else _ESCAPED_TWICE.sub(r"\\", text)
     text = unwrapped(text)
     text = _COLOURED.sub("", text)
     text = _PERCENT_WORDS.sub("%", text).replace(r"\%", "%")

@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import lru_cache
+from typing import Any
 
 from miles_agents.answers.grammar import parse_expression
 from miles_agents.answers.normalise import FUNCTIONS, normalised, unicode_spelling, unwrapped
@@ -271,7 +272,7 @@ def _name(text: str) -> str:
 
 
 def _assignment(name: str, left: str, right: str, nesting: int) -> Relation:
-    values = [reading for reading in _both_signs(right, nesting + 1)]
+    values = list(_both_signs(right, nesting + 1))
     try:
         target: Reading = Value(parse_expression(left))
     except UnreadableError:
@@ -403,7 +404,7 @@ def _without_degrees(node: Node, unit: Unit) -> Node:
             return node
         case _:
             parts = {name: getattr(node, name) for name in node.__slots__}
-            changed = {
+            changed: dict[str, Any] = {
                 name: tuple(_without_degrees(each, unit) for each in part) if isinstance(part, tuple) else part
                 for name, part in parts.items()
             }

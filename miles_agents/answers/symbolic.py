@@ -1,7 +1,8 @@
-"""Proofs and disproofs by sympy; imported by worker processes only.
+r"""Proofs and disproofs by sympy; imported by worker processes only.
 
-Unequal is only what a numeric evaluation with error control shows, equal only what simplifies to zero. Expressions are taken
-to be equal if they are wherever both are real (`\\ln x^2 = 2\\ln x`, but `\\sqrt{x^2} ≠ x`). Everything else stays open.
+Unequal is only what a numeric evaluation with error control shows, equal only what simplifies to zero. Expressions are
+taken to be equal if they are wherever both are real (`\ln x^2 = 2\ln x`, but `\sqrt{x^2} ≠ x`). Everything else stays
+open.
 """
 
 from __future__ import annotations

@@ -53,7 +53,7 @@ class Pow:
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """A function: sqrt, root, factorial, percent, degree, sin, log, …"""
+    """A function: sqrt, root, factorial, percent, degree, sin, log and others."""
 
     name: str
     arguments: tuple[Node, ...]

@@ -1,8 +1,8 @@
 r"""Sizes of numbers that are too large to evaluate: power towers, giant factorials, tiny powers.
 
-A positive number is kept as bounds of its decimal logarithm; a bound is a `Tower`, ±10^10^…^m. Every step rounds outwards, so
-two numbers whose bounds do not meet are certainly different. Products of powers are also compared by their prime
-factors, which shows that 2^{10^{10}} = 4^{5·10^9}.
+A positive number is kept as bounds of its decimal logarithm; a bound is a `Tower`, ±10^10^…^m. Every step rounds
+outwards, so two numbers whose bounds do not meet are certainly different. Products of powers are also compared by
+their prime factors, which shows that 2^{10^{10}} = 4^{5·10^9}.
 """
 
 from __future__ import annotations
@@ -306,9 +306,9 @@ def _factors(node: Node) -> _Factors:
         case Mul(factors):
             total: _Factors = {}
             for factor in factors:
-                for prime, exponent in _factors(factor).items():
-                    total[prime] = _exponents_added(total.get(prime, 0), exponent)
-            return {prime: exponent for prime, exponent in total.items() if exponent != 0}
+                for prime, times in _factors(factor).items():
+                    total[prime] = _exponents_added(total.get(prime, 0), times)
+            return {prime: times for prime, times in total.items() if times != 0}
     value = form_of(node).number
     if value is None or value <= 0:
         raise UnknownSizeError("no positive rational")

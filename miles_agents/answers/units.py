@@ -1,7 +1,7 @@
 r"""Units behind (and currency signs in front of) a number.
 
-A unit is a scale, a power of π (degrees), and powers of base dimensions. Words that are in no table are dimensions of their
-own: apples are converted into nothing but apples. All conversions are exact.
+A unit is a scale, a power of π (degrees), and powers of base dimensions. Words that are in no table are dimensions of
+their own: apples are converted into nothing but apples. All conversions are exact.
 """
 
 from __future__ import annotations
@@ -116,7 +116,7 @@ def currency(sign: str) -> Unit:
 
 
 def read_unit(text: str) -> Unit | None:
-    r"""The unit a text names, e.g. `cm`, `square feet`, `«km»/«h»`, `apples`, `dollars per hour`, `°C`; None if it names none."""
+    """The unit a text names (`cm`, `square feet`, `«km»/«h»`, `apples`, `dollars per hour`, `°C`), or None."""
     text = re.sub(r"[«»]", " ", text).strip()
     text = re.sub(r"^-\s*(?=[A-Za-z])|\bin (?:total|all)\b", "", text).strip().rstrip(".")
     if not text or len(text) > _MAX_CHARS:
@@ -158,21 +158,18 @@ def _words_of(text: str) -> list[tuple[str, int]] | None:
             return None
         position = piece.end()
         word = piece["word"]
+        raised = 0 if word is None else _raising(word)
+        follows = bool(piece["power"]) or (bool(raised) and word.lower() in ("squared", "cubed"))
         if piece["sign"]:
             sign = -1 if piece["sign"] == "/" else sign
-        elif piece["power"]:
+        elif follows:
             if not words:
                 return None
-            words[-1] = (words[-1][0], words[-1][1] * int(piece["power"]))
+            words[-1] = (words[-1][0], words[-1][1] * (raised or int(piece["power"])))
         elif word.rstrip(".").lower() in ("per", "every"):
             sign = -1
-        elif (raised := _raising(word)) and (words or word.lower()[0] in "sc"):
-            if word.lower() in ("squared", "cubed"):
-                if not words:
-                    return None
-                words[-1] = (words[-1][0], words[-1][1] * raised)
-            else:
-                power = raised
+        elif raised:
+            power = raised
         elif word.lower() not in _JOINING:
             words.append((word.rstrip("."), sign * power))
             power = 1

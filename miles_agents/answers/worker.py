@@ -1,8 +1,9 @@
 """The worker processes' side: a warm process that forks a worker when it is asked to.
 
-The warm process has one thread, has loaded sympy, and does nothing but wait; a new worker is there in milliseconds. Each
-worker compares pairs under a memory limit of its own and can be killed at any moment. The warm process ends when its parent
-closes the control socket (or dies), and its workers die with it, even in the middle of a long computation in C.
+The warm process has one thread, has loaded sympy, and does nothing but wait; a new worker is there in milliseconds.
+Each worker compares pairs under a memory limit of its own and can be killed at any moment. The warm process ends when
+its parent closes the control socket (or dies), and its workers die with it, even in the middle of a long computation
+in C.
 """
 
 from __future__ import annotations
@@ -88,7 +89,7 @@ def _answered(question: dict[str, Any], prover: Any) -> dict[str, Any]:
         return {"correct": None, "reason": "the memory limit was met", "leave": True}
     except RecursionError:
         return {"correct": None, "reason": "nested too deep"}
-    except Exception as error:  # seam: a fault of the checker is told, never a wrong answer
+    except Exception as error:  # noqa: BLE001 — seam: a fault of the checker is told, never a wrong answer
         return {"correct": None, "reason": f"the checker failed: {type(error).__name__}: {str(error)[:200]}"}
 
 

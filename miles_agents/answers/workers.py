@@ -15,7 +15,7 @@ from contextlib import suppress
 from typing import Any
 
 _START = "import sys; sys.path[:] = {path!r}; from miles_agents.answers.worker import main; sys.exit(main())"
-_THREADS = {name: "1" for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")}
+_THREADS = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
 _FORK_S = 10.0  # for a warm process to fork, on a very busy machine
 _DEATH_S = 10.0  # for a killed process to be gone
 
@@ -123,7 +123,7 @@ class Nursery:
         with theirs:
             self._process = subprocess.Popen(  # noqa: S603  (this interpreter, own code)
                 [sys.executable, "-c", _START.format(path=sys.path)],
-                stdin=theirs,
+                stdin=theirs.fileno(),
                 stdout=subprocess.DEVNULL,
                 stderr=subprocess.DEVNULL,
                 env={**os.environ, **_THREADS},
