@@ -51,6 +51,8 @@ RANGES: dict[str, Range] = {
 CHOICES: dict[str, tuple[str, ...]] = {
     "interval": ("wilson", "bootstrap"),
     "model.dtype": ("float32", "bfloat16"),
+    "model.history": ("auto", "append", "keep", "split"),
+    "model.thinking_calls": ("ignore", "end_thinking"),
     "trainer.dtype": ("float32", "bfloat16"),
     "logging.progress": ("auto", "live", "plain", "off"),
     "sandbox.docker.pull": ("never", "missing"),

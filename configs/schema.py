@@ -31,6 +31,11 @@ class ModelConfig:
     source: str = MISSING  # "starter", "smollm2", a folder, a run folder, or a Hugging Face id
     dtype: str = "float32"  # of the engine's weights and cache: float32 or bfloat16 (training keeps float32 weights)
     lr: float = 1e-5  # learning rate that suits it, for `trainer.lr=null`
+    # How its conversations are turned into tokens (docs/chat-templates.md) and its calls read (docs/tool-formats.md).
+    history: str = "auto"  # auto, append, keep or split: what becomes of earlier turns in later prompts
+    tool_format: str = "auto"  # auto (by its template), a format's name, or file.py:Class
+    template_variables: dict[str, Any] = field(default_factory=dict)  # of its chat template: {enable_thinking: false}
+    thinking_calls: str = "ignore"  # a call inside thinking: ignore, or end_thinking (a valid one ends it and is run)
 
 
 @dataclass
@@ -65,6 +70,14 @@ class OpenAIEngineConfig(EngineConfig):
     max_tokens_key: str = "max_tokens"  # or max_completion_tokens, for models that want that
     sends_seed: bool = True  # give each request its seed
     extra_body: dict[str, Any] = field(default_factory=dict)  # further keys of each request: {reasoning_effort: low}
+
+
+@dataclass
+class ChatEngineConfig(EngineConfig):
+    """A `ChatModel` of one's own, for evaluation (docs/engines.md): `engine=chat engine.name=./my_engine.py:Mine`."""
+
+    name: str = "chat"  # ./file.py:Class, package.module:Class, or a registered name; it has to be given
+    options: dict[str, Any] = field(default_factory=dict)  # arguments of its class, besides `model=`
 
 
 @dataclass
@@ -263,6 +276,7 @@ class PlayConfig:
     cluster: ClusterConfig = MISSING
     replies: Optional[str] = None  # a file of replies that plays, written as one would type them
     oracle: bool = False  # the environment's own solution plays
+    opponents: dict[str, str] = field(default_factory=dict)  # seat → a player of the environment, or a model's folder
     split: str = "train"
     task: Optional[str] = None  # its id, or its number in the split; null: one drawn by the seed
     temperature: float = 1.0
@@ -276,7 +290,7 @@ class PlayConfig:
 
 GROUPS: dict[str, tuple[type[Any], ...]] = {
     "model": (ModelConfig,),
-    "engine": (LocalEngineConfig, OpenAIEngineConfig),
+    "engine": (LocalEngineConfig, OpenAIEngineConfig, ChatEngineConfig),
     "sandbox": (SandboxConfig,),
     "trainer": (LocalTrainerConfig,),
     "algorithm": (GRPOConfig,),

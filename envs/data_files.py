@@ -5,10 +5,12 @@
 - a file: its rows are divided 80/10/10 by `split_of` the question;
 - a folder with `train.jsonl`, `validation.jsonl`, `test.jsonl` (any of the formats; also `valid`, `val`, `dev`, and
   numbered shards like `train-00000-of-00002.parquet`);
-- a pattern with `{split}`: `data/{split}.csv`.
+- a pattern with `{split}`: `data/{split}.csv`;
+- an address on the Hugging Face hub, `hf://OWNER/NAME` (see `data_hub`): as for a folder; but one file alone, or files
+  named after no split, are divided.
 
-In the last two a split that has a file is that whole file. A missing validation or test split is cut from train (its
-10 % by `split_of`). A question that is in two files is kept where it matters most: test, then validation, then train.
+A split that has a file of its own is that whole file. A missing validation or test split is cut from train (its 10 % by
+`split_of`). A question that is in two files is kept where it matters most: test, then validation, then train.
 
 Where rows are divided or cut, near-duplicates (`near_duplicates.families`) stay together: the split of a family is that
 of its alphabetically first question. Files that were published as splits are left as they are; `contamination` says
@@ -24,6 +26,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from miles_agents.envs.data_hub import PREFIX, files_of_address
 from miles_agents.envs.data_problems import DataColumns, DataProblem, Problems, Reading, SkippedRow, read_problems
 from miles_agents.envs.data_rows import FORMATS
 from miles_agents.envs.near_duplicates import families
@@ -189,8 +192,10 @@ def files_of(path: str) -> dict[str, list[Path]]:
     """The files of a path by split, or under `WHOLE` where it is one file.
 
     Raises:
-        DataError: nothing there, or two files for one split.
+        DataError: nothing there, or two files for one split; or the hub cannot be reached.
     """
+    if path.startswith(PREFIX):
+        return by_name(files_of_address(path))
     if "{split}" not in path and Path(path).expanduser().is_file():
         return {WHOLE: [Path(path).expanduser()]}
     return find_files(path)
@@ -227,6 +232,16 @@ def find_files(path: str) -> dict[str, list[Path]]:
             "e.g. train.jsonl"
         )
     return found
+
+
+def by_name(files: Sequence[Path]) -> dict[str, list[Path]]:
+    """Files of one folder by split, or under `WHOLE` if they are named after no split, or all after one."""
+    try:
+        found = find_files(str(files[0].parent))
+    except DataError:
+        found = {}
+    found = {split: kept for split, each in found.items() if (kept := [file for file in each if file in files])}
+    return found if len(found) > 1 else {WHOLE: list(files)}
 
 
 def data_files_in(folder: Path) -> list[Path]:

@@ -1,7 +1,8 @@
 """Known data sets: where their files are and how their rows look.
 
 Files are looked for in `$MILES_AGENTS_DATA/NAME/` (`gsm8k/train.jsonl`, `gsm8k/test.jsonl`, …), then on the Hugging
-Face hub, whose downloads are kept in its own cache. `env.data=PATH` takes any other place.
+Face hub, whose downloads are kept in its own cache. `env.data=PATH` takes any other place, and `env.data=hf://OWNER/NAME`
+any other data set of the hub.
 """
 
 from __future__ import annotations
@@ -12,9 +13,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from miles_agents.envs.data_files import WHOLE, data_files_in, files_of, find_files
+from miles_agents.envs.data_files import by_name, data_files_in, files_of
+from miles_agents.envs.data_hub import PREFIX, fetch, files_of_address
 from miles_agents.envs.data_problems import AnswerKind, DataColumns, Reading
-from miles_agents.errors import DataError, UsageError, did_you_mean
+from miles_agents.errors import UsageError, did_you_mean
 
 VARIABLE = "MILES_AGENTS_DATA"  # names the folder of data sets
 
@@ -130,6 +132,8 @@ def locate(known: KnownSet, data: str | None = None) -> dict[str, list[Path]]:
     Raises:
         DataError: `data` is missing, or no place has the set; the message says what to type.
     """
+    if data is not None and data.startswith(PREFIX):
+        return _by_split(files_of_address(data), known)
     if data is not None:
         if known.splits == ("test",) and Path(data).expanduser().exists():
             path = Path(data).expanduser()
@@ -144,11 +148,7 @@ def locate(known: KnownSet, data: str | None = None) -> dict[str, list[Path]]:
 def _by_split(files: Sequence[Path], known: KnownSet) -> dict[str, list[Path]]:
     if known.splits == ("test",):
         return {"test": list(files)}
-    try:
-        found = find_files(str(files[0].parent))
-    except DataError:
-        found = {}
-    return found if len(found) > 1 else {WHOLE: list(files)}
+    return by_name(files)
 
 
 def fetch_set(known: KnownSet, *, download: Callable[..., str] | None = None) -> list[Path]:
@@ -161,25 +161,13 @@ def fetch_set(known: KnownSet, *, download: Callable[..., str] | None = None) ->
     Raises:
         DataError: the hub cannot be reached, or the repository has no such files; the message says what to type.
     """
-    return [file for source in known.sources for file in _fetch(known, source, download)]
-
-
-def _fetch(known: KnownSet, source: HubSource, download: Callable[..., str] | None) -> list[Path]:
-    from huggingface_hub import snapshot_download  # slow to load, and most runs fetch nothing
-    from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError, OfflineModeIsEnabled
-
-    fetch = download or snapshot_download
-    try:
-        folder = Path(fetch(source.repository, repo_type="dataset", allow_patterns=[source.files]))
-    except (HfHubHTTPError, LocalEntryNotFoundError, OfflineModeIsEnabled, OSError) as error:
-        raise DataError(
-            f"{known.name}: cannot be fetched from the hub ({source.repository}: {type(error).__name__}); "
-            f"{_elsewhere(known)}"
-        ) from error
-    files = sorted(folder.glob(source.files))
-    if not files:
-        raise DataError(f"{known.name}: {source.repository} has no files {source.files} any more; {_elsewhere(known)}")
-    return files
+    return [
+        file
+        for source in known.sources
+        for file in fetch(
+            source.repository, [source.files], what=known.name, otherwise=_elsewhere(known), download=download
+        )
+    ]
 
 
 def _elsewhere(known: KnownSet) -> str:

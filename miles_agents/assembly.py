@@ -5,6 +5,7 @@ Classes are found through the registry, so that adding one means registering it 
 
 from __future__ import annotations
 
+import inspect
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
@@ -14,6 +15,7 @@ from typing import Any
 
 from miles_agents import registry
 from miles_agents.chat import ChatFormat
+from miles_agents.chat.settings import check_chat
 from miles_agents.cluster import LocalCluster
 from miles_agents.configs import schema
 from miles_agents.configs.ranges import check_ranges
@@ -28,7 +30,7 @@ from miles_agents.contracts import (
     WeightSync,
 )
 from miles_agents.contracts.chat_model import ChatModel
-from miles_agents.errors import ConfigError
+from miles_agents.errors import ConfigError, did_you_mean
 from miles_agents.evaluation.shards import Shard
 from miles_agents.planning import BatchPlan, ModelShape
 from miles_agents.rollout.environments import EnvironmentPool
@@ -238,8 +240,8 @@ def make_engine(config: schema.EngineConfig, plan: EnginePlan) -> RolloutEngine:
 
 
 def is_chat_model(config: schema.EngineConfig) -> bool:
-    """True if the engine is a server that is spoken to in messages (`make_chat_model`)."""
-    return isinstance(config, schema.OpenAIEngineConfig)
+    """True if the engine is spoken to in messages (`make_chat_model`)."""
+    return isinstance(config, (schema.OpenAIEngineConfig, schema.ChatEngineConfig))
 
 
 def refuse_chat_model(config: schema.EngineConfig) -> None:
@@ -250,7 +252,7 @@ def refuse_chat_model(config: schema.EngineConfig) -> None:
     """
     if is_chat_model(config):
         raise ConfigError(
-            f"engine={config.name}: the server gives no token ids, so nothing can be trained on what it says; "
+            f"engine={config.name}: it gives no token ids, so nothing can be trained on what it says; "
             "it can be evaluated: python -m miles_agents.evaluate. Here write engine=local"
         )
 
@@ -260,8 +262,10 @@ def make_chat_model(config: schema.EngineConfig, model: str) -> ChatModel:
 
     Raises:
         ConfigError: an address that is none, or no key where one was named. The message does not repeat the value: it
-            may be a key.
+            may be a key. Of a class of one's own: it is no chat model, or has no such argument.
     """
+    if isinstance(config, schema.ChatEngineConfig):
+        return _own_chat_model(config, model)
     if not isinstance(config, schema.OpenAIEngineConfig):
         raise ConfigError(f"no chat model can be built from {type(config).__name__}")
     from miles_agents.engines.openai.client import Server  # needs aiohttp
@@ -279,6 +283,31 @@ def make_chat_model(config: schema.EngineConfig, model: str) -> ChatModel:
         extra_body=config.extra_body,
     )
     return made
+
+
+def _own_chat_model(config: schema.ChatEngineConfig, model: str) -> ChatModel:
+    if config.name == schema.ChatEngineConfig.name:
+        raise ConfigError(
+            "engine=chat needs the class of the model: engine.name=./my_engine.py:MyModel (docs/engines.md)"
+        )
+    own = registry.is_object_spec(config.name)
+    made: Any = registry.load_object(config.name) if own else registry.engines.get(config.name)
+    if not (isinstance(made, type) and issubclass(made, ChatModel)):
+        raise ConfigError(f"engine.name={config.name}: it is no miles_agents.contracts.chat_model.ChatModel class")
+    takes = registry.init_arguments(made)
+    for key in config.options:
+        if key == "model" or key not in takes:
+            rest = [name for name in takes if name != "model"]
+            raise ConfigError(
+                f"engine.options.{key}: {made.__name__} takes no such argument. {did_you_mean(key, rest)}"
+            )
+    arguments = {**config.options, **({"model": model} if "model" in takes else {})}
+    try:
+        inspect.signature(made).bind(**arguments)
+    except TypeError as error:
+        raise ConfigError(f"engine.options: {made.__name__}: {error}") from error
+    chat_model: ChatModel = made(**arguments)
+    return chat_model
 
 
 def _key_of(variable: str) -> str:
@@ -364,12 +393,28 @@ def make_player(
     return EpisodePlayer(policy=policy, deadline_s=rollout.episode_deadline_s, others=others)
 
 
+def check_modalities(env: Env) -> None:
+    """Refuse an environment whose messages hold what cannot be turned into tokens here.
+
+    Raises:
+        ConfigError: it has images; says what can be done with it.
+    """
+    alien = sorted(env.modalities - ChatFormat.modalities)
+    if alien:
+        raise ConfigError(
+            f"the messages of {type(env).__name__} hold {' and '.join(alien)} parts; models that run or train here "
+            f"take {' and '.join(sorted(ChatFormat.modalities))} alone. A model behind a server can be evaluated on "
+            "it: python -m miles_agents.evaluate env=… engine=openai model=…"
+        )
+
+
 def check_prompts(chat: ChatFormat, environments: EnvironmentPool, tasks: Sequence[Any], max_tokens: int) -> None:
     """Refuse a token budget that the prompts themselves do not fit into.
 
     Raises:
-        ConfigError: how many prompts are too long, and what to type.
+        ConfigError: how many prompts are too long, and what to type; or see `check_modalities`.
     """
+    check_modalities(environments.catalogue)
     schemas = [tool.schema() for tool in environments.tools()]
     lengths = [len(chat.first_prompt(task.prompt, schemas)) for task in tasks]
     too_long = [length for length in lengths if length >= max_tokens]
@@ -392,6 +437,7 @@ def check_training(config: schema.TrainConfig) -> None:
         ConfigError: a value out of range, a sum that does not come out, sampling that cannot be trained on.
     """
     check_ranges(config)
+    check_chat(config.model)
     refuse_chat_model(config.engine)
     check_sampling_for_training(config.rollout)
     plan = plan_batch(config)
@@ -405,6 +451,7 @@ def check_evaluation(config: schema.EvaluateConfig) -> None:
         ConfigError: a value out of range, no room for a prompt, samples that would all be equal.
     """
     check_ranges(config)
+    check_chat(config.model, on_server=is_chat_model(config.engine))
     check_tokens(config.rollout)
     if config.temperature == 0 and config.samples > 1:
         raise ConfigError(f"temperature=0 makes all {config.samples} samples of a task equal; give samples=1")

@@ -16,14 +16,13 @@ import json
 import math
 import shlex
 import sys
-import traceback
 from collections.abc import Callable, Coroutine, Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any, NoReturn, TextIO, TypeVar
 
 from miles_agents import assembly
-from miles_agents.checks.env_attack import attack_env, describe_row, failures
+from miles_agents.checks.env_attack import attack_env, describe_row, failures, place_of
 from miles_agents.checks.env_row import CheckRow, Outcome
 from miles_agents.checks.env_subject import AttackSettings
 from miles_agents.command import (
@@ -120,8 +119,8 @@ def _lines(listing: Listing) -> list[str]:
     if listing.settings:
         given = " ".join(f"env.{name}={_plain(value)}" for name, value in listing.settings.items())
         lines.append(f"{listing.id} with {given}")
-    if listing.tools:
-        lines.append(f"tools: {', '.join(listing.tools)}")
+    if listing.tools is not None:
+        lines.append(f"tools: {', '.join(listing.tools) or 'none'}")
     if listing.splits:
         lines.append("tasks: " + ", ".join(f"{split} {size:,}" for split, size in listing.splits.items()))
     if listing.problem:
@@ -230,15 +229,12 @@ class _NotLoadedError(Exception):
 
     def __init__(self, error: Exception) -> None:
         super().__init__(str(error))
-        frames = traceback.extract_tb(error.__traceback__)
-        where = f"{frames[-1].filename}:{frames[-1].lineno}" if frames else "?"
-        if isinstance(error, SyntaxError):
-            where = f"{error.filename}:{error.lineno}"
+        file, line = place_of(error)
         self.row = CheckRow(
             name="loading",
             must="the environment can be imported, made and asked for its tools",
             outcome=Outcome.FAILED,
-            seen=f"it raised {type(error).__name__}: {error}, from {where}",
+            seen=f"it raised {type(error).__name__}: {error}, from {file}:{line}",
             advice="Mend this first; nothing else was tried. Something missing? pip install it.",
         )
 

@@ -27,6 +27,7 @@ from miles_agents.configs import schema
 from miles_agents.configs.compose import Override, config_names, env_id_of, env_schema, to_object
 from miles_agents.contracts import Env
 from miles_agents.errors import MilesError
+from miles_agents.tools.optional import require
 
 OFFLINE = {"HF_HUB_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1"}  # a list fetches nothing
 
@@ -41,7 +42,7 @@ class Listing:
     id: str
     description: str = ""  # the first line of its docstring, or of its YAML file
     settings: Mapping[str, Any] = field(default_factory=dict)  # of its YAML file
-    tools: Sequence[str] = ()
+    tools: Sequence[str] | None = None  # None: not known
     splits: Mapping[str, int] = field(default_factory=dict)  # → number of tasks
     problem: str = ""  # why the rest is missing, and what to type
 
@@ -177,6 +178,10 @@ def _describe(name: str, config_dir: Path | None, tell: Callable[[str, Any], Non
     tell("description", doc.splitlines()[0] if doc else "")
     env: Env = make_env_factory(_configuration(name, env_class, preset, config_dir), env_class)()
     problems: list[str] = []
+    package = getattr(env_class, "needs_package", "")
+    with _noting(problems):
+        if package:
+            require(package, extra=package, needed_by=f"env={name}")
     with _noting(problems):
         tell("tools", [tool.name for tool in env.all_tools()])
     for split in env.splits:

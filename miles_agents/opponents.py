@@ -1,29 +1,37 @@
 """Who sits opposite: the policies of seats that are not trained or evaluated (`rollout.opponents={seat: who}`).
 
-`who` is a scripted player that the environment offers by name (`env.opponents`), or a model: a folder, a run folder, a
-checkpoint. A model plays with weights that stay as they are, in an engine of its own.
+`who` is a scripted player that the environment offers by name (`env.opponents`), or a model: `starter`, a folder, a run
+folder, a checkpoint. A model plays with weights that stay as they are, in an engine of its own.
 """
 
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import inspect
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
-from typing import Any
-
-import numpy as np
+from typing import Any, NamedTuple
 
 from miles_agents import assembly
-from miles_agents.chat import ChatFormat
+from miles_agents.chat.settings import make_chat
 from miles_agents.configs import schema
 from miles_agents.contracts import Env
 from miles_agents.errors import ConfigError, did_you_mean
-from miles_agents.rollout.policy import Policy, ScriptedPolicy
-from miles_agents.types import Message
+from miles_agents.rollout.opposed import check_seats, scripted_player
+from miles_agents.rollout.policy import Policy
 
 Config = schema.TrainConfig | schema.EvaluateConfig
+
+
+class Sampled(NamedTuple):
+    """How models on seats are sampled from."""
+
+    rollout: schema.RolloutConfig
+    cluster: schema.ClusterConfig
+    model: schema.ModelConfig  # its dtype and how it converses are theirs
+    concurrency: int  # episodes in play at once
 
 
 @asynccontextmanager
@@ -38,62 +46,71 @@ async def opponents(config: Config, env: Env, *, concurrency: int) -> AsyncItera
     Raises:
         ConfigError: no such seat or player, or nobody is left to train.
     """
-    asked = {str(seat): str(who) for seat, who in config.rollout.opponents.items()}
-    for seat in asked:
-        if seat not in env.seats:
-            raise ConfigError(
-                f"rollout.opponents: no seat {seat!r} in this environment. {did_you_mean(seat, env.seats)}"
-            )
-    if asked and set(asked) == set(env.seats):
-        raise ConfigError(f"rollout.opponents takes all seats ({', '.join(env.seats)}); leave out the one to play")
+    sampled = Sampled(config.rollout, config.cluster, config.model, concurrency)
+    async with seated(config.rollout.opponents, env, sampled, key="rollout.opponents") as found:
+        yield found
+
+
+@asynccontextmanager
+async def seated(asked: Mapping[str, str], env: Env, sampled: Sampled, *, key: str) -> AsyncIterator[dict[str, Policy]]:
+    """Policies by seat; engines are closed at the end.
+
+    Args:
+        asked: who plays which seat.
+        env: an instance, for its seats and scripted players.
+        sampled: how models are sampled from.
+        key: what the operator typed them under.
+
+    Raises:
+        ConfigError: no such seat or player, or all seats are taken.
+    """
+    asked = {str(seat): str(who) for seat, who in asked.items()}
+    check_seats(env.seats, asked, key=key)
     scripted: Mapping[str, Any] = getattr(env, "opponents", {})
     async with AsyncExitStack() as stack:
         models: dict[str, Policy] = {}  # one engine for all seats of one model
         found: dict[str, Policy] = {}
         for seat, who in asked.items():
             if who in scripted:
-                found[seat] = ScriptedPolicy(_answering(scripted[who]), name=who)
+                found[seat] = _scripted(scripted[who], who)
                 continue
             if who not in models:
-                folder = _model_folder(who, scripted)
-                models[who] = await stack.enter_async_context(_frozen(config, folder, who, concurrency))
+                folder = _model_folder(who, scripted, key)
+                models[who] = await stack.enter_async_context(_frozen(sampled, folder, who))
             found[seat] = models[who]
         yield found
 
 
-def _answering(player: Callable[..., Any]) -> Callable[[Sequence[Message], np.random.Generator], Any]:
-    """A scripted player as a policy's answer: it is given the text of the last message."""
+def _scripted(player: Callable[..., Any], name: str) -> Policy:
     if inspect.iscoroutinefunction(player):
         raise ConfigError("a scripted player is a plain function of (text, generator)")
-
-    def answer(messages: Sequence[Message], rng: np.random.Generator) -> Any:
-        return player(messages[-1].text if messages else "", rng)
-
-    return answer
+    return scripted_player(player, name=name)
 
 
-def _model_folder(who: str, scripted: Mapping[str, Any]) -> Path:
-    if not Path(who).expanduser().exists():
+def _model_folder(who: str, scripted: Mapping[str, Any], key: str) -> Path:
+    if who != "starter" and not Path(who).expanduser().exists():
         raise ConfigError(
-            f"rollout.opponents: no player or model folder {who!r}. {did_you_mean(who, scripted)} "
-            "A model: its folder, e.g. rollout.opponents={second: ./outputs/last}"
+            f"{key}: no player or model folder {who!r}. {did_you_mean(who, [*scripted, 'starter'])} "
+            f"A model: its folder, e.g. {key}={{second: ./outputs/last}}"
         )
     return assembly.resolve_model(schema.ModelConfig(name=who, source=who), on_progress=lambda _: None)
 
 
 @asynccontextmanager
-async def _frozen(config: Config, folder: Path, name: str, concurrency: int) -> AsyncIterator[Policy]:
+async def _frozen(sampled: Sampled, folder: Path, name: str) -> AsyncIterator[Policy]:
     from miles_agents.models.loading import load_causal_lm
 
-    rollout = config.rollout
-    chat = ChatFormat.from_folder(folder)
+    # A small model may have less room than the policy: then the episode ends truncated by the context.
+    room = min(sampled.rollout.max_tokens, assembly.model_shape(folder).context)
+    rollout = dataclasses.replace(sampled.rollout, max_tokens=room)
+    chat = make_chat(sampled.model, folder)
     engine: Any = assembly.make_engine(
         schema.LocalEngineConfig(),
         assembly.EnginePlan(
             max_tokens=rollout.max_tokens,
-            concurrency=concurrency,
-            threads=assembly.engine_threads(schema.LocalEngineConfig(), config.cluster),
-            dtype=config.model.dtype,
+            concurrency=sampled.concurrency,
+            threads=assembly.engine_threads(schema.LocalEngineConfig(), sampled.cluster),
+            dtype=sampled.model.dtype,
         ),
     )
     try:

@@ -2,36 +2,35 @@
 
 python -m miles_agents.play env=python_math env.level=1
 python -m miles_agents.play env=python_math model=starter split=test task=3
+python -m miles_agents.play env=self_play opponents={second: perfect}
 """
 
 from __future__ import annotations
 
 import asyncio
-import codecs
-import io
 import json
-import os
 import sys
-from collections.abc import AsyncIterator, Callable, Generator, Iterator, Mapping, Sequence
-from contextlib import asynccontextmanager, nullcontext
+from collections.abc import AsyncIterator, Generator, Iterator, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol, TextIO
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
 from miles_agents import assembly
-from miles_agents.chat import ChatFormat, parse_reply
+from miles_agents.chat import parse_reply
+from miles_agents.chat.settings import check_chat, make_chat
 from miles_agents.checks.env import Oracle
 from miles_agents.command import EXIT_FAILED, EXIT_OK, Invocation, finish, load_env_class, run_command
 from miles_agents.configs import schema
 from miles_agents.configs.ranges import check_ranges
-from miles_agents.contracts import Env, Observation, ResetResult, RolloutEngine, StepResult
-from miles_agents.contracts.threads import run_in_thread
+from miles_agents.contracts import Env, Observation, RolloutEngine
 from miles_agents.errors import ConfigError, UsageError, did_you_mean
-from miles_agents.gym.texts import conversation_text
+from miles_agents.rollout.opposed import Opposed
 from miles_agents.rollout.player import EpisodeSpec
-from miles_agents.runs.tables import printable
-from miles_agents.types import Message, Reply, Task
+from miles_agents.rollout.policy import Policy
+from miles_agents.terminal import Lines, Screen, ShownEnv, file_lines, keyboard_lines
+from miles_agents.types import Reply, Task
 
 SUMMARY = "Play one episode of an environment in the terminal, or watch a model or the oracle play it."
 HELP = """\
@@ -56,7 +55,7 @@ def _play(invocation: Invocation) -> int:
     players = [name for name in ("model", "replies", "oracle") if getattr(config, name)]
     if len(players) > 1:
         raise ConfigError(f"{' and '.join(f'{name}=' for name in players)} are given: one of them can play")
-    return asyncio.run(play(config, load_env_class(config.env.id), Screen(sys.stdout), _keyboard(sys.stdin)))
+    return asyncio.run(play(config, load_env_class(config.env.id), Screen(sys.stdout), keyboard_lines(sys.stdin)))
 
 
 async def play(config: schema.PlayConfig, env_class: type[Env], screen: Screen, keyboard: Lines) -> int:
@@ -74,18 +73,19 @@ async def play(config: schema.PlayConfig, env_class: type[Env], screen: Screen, 
     """
     catalogue = assembly.make_environments(config.env, env_class, None)
     task = _chosen(catalogue.tasks(config.split), config)
-    if len(catalogue.catalogue.seats) > 1:
-        raise UsageError(f"{env_class.__name__} has several seats: {', '.join(catalogue.catalogue.seats)}")
-    oracle = _oracle(catalogue.catalogue, task) if config.oracle else None
-    typed = _file_lines(config.replies) if config.replies is not None else keyboard
-    async with catalogue.shared():
+    oracle = _oracle(catalogue.catalogue, task, config) if config.oracle else None
+    typed = file_lines(config.replies) if config.replies is not None else keyboard
+    watched = await _watched(config, config.model) if config.model is not None else None
+    async with catalogue.shared(), _others(config, catalogue.catalogue) as others:
         sandboxes = await assembly.open_sandboxes(config.sandbox) if assembly.needs_sandbox(catalogue) else None
         pool = assembly.make_environments(config.env, env_class, sandboxes)
         async with sandboxes or nullcontext(), pool.shared(), pool.lend() as env:
             screen.line(f"task {task.id} ({task.split}), seed {config.seed}")
-            shown = ShownEnv(env, screen)
-            if config.model is not None:
-                return await _watch_model(config, config.model, shown, task)
+            if watched is not None:
+                return await _watch(config, watched, ShownEnv(env, screen), task, others)
+            shown = ShownEnv(Opposed(env, others) if others else env, screen)
+            if len(shown.seats) > 1 and oracle is None:
+                screen.line(_seats_left(shown.seats, env))
             source = _Played(oracle) if oracle is not None else _Typed(typed, screen, asked=config.replies is None)
             ended = await _until_end(shown, task, config.seed, source)
     if ended:
@@ -124,10 +124,33 @@ def _chosen(tasks: Sequence[Task], config: schema.PlayConfig) -> Task:
     )
 
 
-def _oracle(env: Env, task: Task) -> Iterator[Reply]:
+def _oracle(env: Env, task: Task, config: schema.PlayConfig) -> Iterator[Reply]:
+    if config.opponents:
+        raise ConfigError("oracle=true and opponents= are given: the oracle plays every seat")
     if not isinstance(env, Oracle):
         raise ConfigError(f"oracle=true: {type(env).__name__} has no oracle(task) that knows the answer")
     return iter(env.oracle(task))
+
+
+def _others(config: schema.PlayConfig, env: Env) -> AbstractAsyncContextManager[Mapping[str, Policy]]:
+    if not config.opponents:
+        return nullcontext({})
+    from miles_agents.opponents import Sampled, seated  # a model among them loads what samples from models
+
+    rollout = schema.RolloutConfig(
+        temperature=config.temperature,
+        top_p=config.top_p,
+        top_k=config.top_k,
+        max_new_tokens=config.max_new_tokens,
+        max_tokens=config.max_tokens or sys.maxsize,  # at most a model's context
+    )
+    sampled = Sampled(rollout, config.cluster, config.model or schema.ModelConfig(), concurrency=1)
+    return seated(config.opponents, env, sampled, key="opponents")
+
+
+def _seats_left(seats: Sequence[str], env: Env) -> str:
+    players = [*getattr(env, "opponents", ()), "a model's folder"]
+    return f"you play {' and '.join(seats)} in turn; opponents={{{seats[-1]}: …}} seats one of: {', '.join(players)}"
 
 
 # --- who plays --------------------------------------------------------------------------------------------------------
@@ -270,22 +293,41 @@ def _kind(parameter: Mapping[str, Any], named: Mapping[str, Any]) -> str:
     return json.dumps(told, ensure_ascii=False)
 
 
-async def _watch_model(config: schema.PlayConfig, model_config: schema.ModelConfig, env: ShownEnv, task: Task) -> int:
+class _Watched(NamedTuple):
+    """The model that plays."""
+
+    folder: Path
+    config: schema.ModelConfig
+    rollout: schema.RolloutConfig
+
+
+async def _watched(config: schema.PlayConfig, model_config: schema.ModelConfig) -> _Watched:
     from rich.console import Console
 
     from miles_agents.training import make_model  # loads what makes models
 
-    model = await make_model(model_config, Console(file=sys.stderr))
-    context = assembly.model_shape(model).context
+    check_chat(model_config)
+    folder = await make_model(model_config, Console(file=sys.stderr))
+    context = assembly.model_shape(folder).context
     rollout = schema.RolloutConfig(
         max_new_tokens=config.max_new_tokens,
         max_tokens=config.max_tokens or context,
         episode_deadline_s=config.episode_deadline_s,
     )
-    assembly.check_tokens(rollout, model_context=context)
-    async with _engine(config, model_config, model, rollout.max_tokens) as engine:
+    try:
+        assembly.check_tokens(rollout, model_context=context)
+    except ConfigError as error:  # of the same keys, which have no group here
+        raise ConfigError(str(error).replace("rollout.", "")) from error
+    return _Watched(folder, model_config, rollout)
+
+
+async def _watch(
+    config: schema.PlayConfig, model: _Watched, env: ShownEnv, task: Task, others: Mapping[str, Policy]
+) -> int:
+    async with _engine(config, model) as engine:
+        chat = make_chat(model.config, model.folder)
         player = assembly.make_player(
-            engine, ChatFormat.from_folder(model), rollout, config, config.engine.request_deadline_s
+            engine, chat, model.rollout, config, config.engine.request_deadline_s, others=others
         )
         spec = EpisodeSpec(task=task, group_id=f"play/{task.id}", seed=config.seed)
         trajectory = await player.play(env, spec)
@@ -298,154 +340,24 @@ async def _watch_model(config: schema.PlayConfig, model_config: schema.ModelConf
 
 
 @asynccontextmanager
-async def _engine(
-    config: schema.PlayConfig, model_config: schema.ModelConfig, model: Path, max_tokens: int
-) -> AsyncIterator[RolloutEngine]:
+async def _engine(config: schema.PlayConfig, model: _Watched) -> AsyncIterator[RolloutEngine]:
     from miles_agents.models.loading import load_causal_lm
 
     engine: Any = assembly.make_engine(
         config.engine,
         assembly.EnginePlan(
-            max_tokens=max_tokens,
+            max_tokens=model.rollout.max_tokens,
             concurrency=1,
             threads=assembly.engine_threads(config.engine, config.cluster),
-            dtype=model_config.dtype,
+            dtype=model.config.dtype,
         ),
     )
     try:
         await engine.start()
-        await engine.adopt(await asyncio.to_thread(load_causal_lm, model), version=0)
+        await engine.adopt(await asyncio.to_thread(load_causal_lm, model.folder), version=0)
         yield engine
     finally:
         await engine.close()
-
-
-# --- what is shown ----------------------------------------------------------------------------------------------------
-
-
-class Screen:
-    """Writes for people; control characters of what is shown become visible."""
-
-    def __init__(self, stream: TextIO) -> None:
-        self._stream = stream
-        self._prompts = stream.isatty()
-
-    def line(self, text: str) -> None:
-        """A line, or several."""
-        self._stream.write(printable(text).rstrip("\n") + "\n")
-        self._stream.flush()
-
-    def ask(self, prompt: str) -> None:
-        """A prompt, where somebody sits."""
-        if self._prompts:
-            self._stream.write(prompt)
-            self._stream.flush()
-
-    def messages(self, messages: Sequence[Message]) -> None:
-        """What was said."""
-        if messages:
-            self.line(f"\n{conversation_text(messages)}\n")
-
-    def end(self, result: StepResult, total: float) -> None:
-        """How the episode ended, and the reward by name."""
-        how = "terminated" if result.terminated else f"truncated by {result.info.get('truncated_by') or 'env'}"
-        rewards = result.info.get("rewards", {})
-        parts = [f"  {name} {value:g}" for name, value in rewards.items()]
-        self.line("\n".join(["", f"the episode is {how}", f"reward {total:g}", *parts]))
-
-
-class ShownEnv(Env):
-    """The same environment; what is said in it is shown."""
-
-    def __init__(self, env: Env, screen: Screen) -> None:
-        self._env = env
-        self.screen = screen
-        self.seats = env.seats
-        self.ended = False
-        self._total = 0.0
-
-    def tasks(self, split: str) -> Any:
-        """As the environment."""
-        return self._env.tasks(split)
-
-    async def reset(self, *, seed: int | None = None, options: Mapping[str, Any] | None = None) -> ResetResult:
-        """Shows the first messages and the names of the tools."""
-        begun = await self._env.reset(seed=seed, options=options)
-        self._total, self.ended = 0.0, False
-        names = ", ".join(str(tool["function"]["name"]) for tool in begun.info.get("tools", ()))
-        self.screen.line(f"tools: {names or 'none'}")
-        self.screen.messages(begun.observation)
-        return begun
-
-    async def step(self, action: Reply) -> StepResult:
-        """Shows the reply, and what came of it."""
-        self.screen.messages([Message.assistant(action.text)])
-        return self._shown(await self._env.step(action))
-
-    async def truncate(self, reason: str) -> StepResult:
-        """Shows the end."""
-        return self._shown(await self._env.truncate(reason))
-
-    async def close(self) -> None:
-        """As the environment."""
-        await self._env.close()
-
-    def _shown(self, result: StepResult) -> StepResult:
-        self._total += float(result.reward)
-        self.screen.messages(result.observation)
-        if result.terminated or result.truncated:
-            self.ended = True
-            self.screen.end(result, self._total)
-        return result
-
-
-# --- lines ------------------------------------------------------------------------------------------------------------
-
-
-class Lines(NamedTuple):
-    """Lines that are typed or read, one at a time; None: there are no more."""
-
-    next: Callable[[], Any]
-
-
-def _keyboard(stream: TextIO) -> Lines:
-    """Standard input, read in a thread so that Ctrl-C and the environment's own tasks are not held up.
-
-    The bytes are read from below Python's buffer: a thread that waits in it when the process ends would break its end.
-    """
-    try:
-        number = stream.fileno()
-    except (io.UnsupportedOperation, AttributeError):  # a stand-in without a file behind it
-        lines = iter(stream)
-        return Lines(lambda: run_in_thread(next, lines, None))
-    decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
-    waiting = ""
-
-    async def following() -> str | None:
-        nonlocal waiting
-        while "\n" not in waiting:
-            data = await run_in_thread(os.read, number, 1 << 16)
-            waiting += decoder.decode(data, final=not data)
-            if not data:
-                last, waiting = waiting, ""
-                return last or None
-        line, _, waiting = waiting.partition("\n")
-        return line
-
-    return Lines(following)
-
-
-def _file_lines(path: str) -> Lines:
-    file = Path(path).expanduser()
-    try:
-        lines = iter(file.read_text(encoding="utf-8").splitlines())
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"replies={path}: {error}") from error
-
-    async def following() -> str | None:
-        return next(lines, None)
-
-    return Lines(following)
 
 
 if __name__ == "__main__":

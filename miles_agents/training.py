@@ -24,6 +24,7 @@ from rich.console import Console
 
 from miles_agents import assembly
 from miles_agents.chat import ChatFormat
+from miles_agents.chat.settings import make_chat
 from miles_agents.command import EXIT_INTERRUPTED, EXIT_OK, Invocation
 from miles_agents.configs import schema
 from miles_agents.configs.compose import changed_keys
@@ -108,13 +109,14 @@ async def opened(config: schema.TrainConfig, env_class: type[Env], console: Cons
     if (folder := given_folder(config)) and not config.resume:
         RunFolder.refuse_existing(folder)
     tasks = assembly.make_environments(config.env, env_class, None)
+    assembly.check_modalities(tasks.catalogue)
     train_tasks = tasks.tasks("train")
     held_out = tasks.tasks(config.eval.split)[: config.eval.tasks]
     final = tasks.tasks(config.eval.final_split)[: config.eval.final_tasks]
     TaskSource(train_tasks, seed=config.seed)  # refuses tasks it cannot draw from
     model = await make_model(config.model, console)
     plan.check(model_context=assembly.model_shape(model).context)
-    chat = ChatFormat.from_folder(model)
+    chat = make_chat(config.model, model)
     async with tasks.shared():
         assembly.check_prompts(chat, tasks, [*train_tasks, *held_out, *final], config.rollout.max_tokens)
         sandboxes = await assembly.open_sandboxes(config.sandbox) if assembly.needs_sandbox(tasks) else None

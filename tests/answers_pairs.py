@@ -10,6 +10,8 @@ from fractions import Fraction
 from pathlib import Path
 from random import Random
 
+from miles_agents.answers import AnswerPolicy
+
 FOLDER = Path(__file__).parent / "answer_pairs"
 Form = Callable[[Fraction, Random], str]
 
@@ -23,9 +25,10 @@ class Pair:
     equal: bool
     family: str
     source: str  # the file it is from
+    policy: AnswerPolicy  # what the question leaves open
 
     def __str__(self) -> str:
-        return f"{self.source}: {self.gold} | {self.answer}"
+        return f"{self.source}: {self.family}: {self.gold} | {self.answer}"
 
 
 def pairs(pattern: str = "*pairs.jsonl") -> list[Pair]:
@@ -34,7 +37,8 @@ def pairs(pattern: str = "*pairs.jsonl") -> list[Pair]:
     for path in sorted(FOLDER.glob(pattern)):
         for line in path.read_text(encoding="utf-8").splitlines():
             row = json.loads(line)
-            found.append(Pair(row["gold"], row["answer"], row["equal"], row["family"], path.stem))
+            policy = AnswerPolicy(**row.get("options", {}))
+            found.append(Pair(row["gold"], row["answer"], row["equal"], row["family"], path.stem, policy))
     return found
 
 

@@ -72,7 +72,7 @@ class Duel(ma.Env):
     async def step(self, action):
         self.spoken += 1
         if self.spoken == 1:
-            return ma.contracts.StepResult((ma.Message.user("your turn"),), 0.0, False, False, {"seat": "right"})
+            return ma.contracts.StepResult((ma.Message.user("your turn 0"),), 0.0, False, False, {"seat": "right"})
         shares = {"left": 1.0, "right": 0.0}
         return ma.contracts.StepResult((), 0.0, True, False, {"seat_rewards": shares})
 

@@ -8,6 +8,7 @@ from typing import Any
 
 from miles_agents import Env, EpisodeError, Message, Reply, Task, ToolEnv, tool
 from miles_agents.contracts import ResetResult, StepResult
+from miles_agents.errors import UsageError
 from miles_agents.types import ToolCall
 
 ROLL = '<tool_call>{"name": "roll", "arguments": {}}</tool_call>'
@@ -28,7 +29,7 @@ class Dice(ToolEnv):
         self.rolled = 0
 
     @tool
-    def roll(self) -> str:
+    async def roll(self) -> str:  # async: the calls of one reply draw in the order written, not in that of threads
         """Roll the dice."""
         self.rolled = int(self.np_random.integers(1, self.sides + 1))
         return f"rolled {self.rolled}"
@@ -91,3 +92,47 @@ class Echo(Env):
     async def close(self) -> None:
         self.closed += 1
         self.running = False
+
+
+class Duel(Env):
+    """Two seats speak in turn, `white` first, until one says "stop"; each gets the length of what it said."""
+
+    seats = ("white", "black")
+    reward_range = (0.0, 100.0)
+    opponents = {"parrot": lambda text, rng: text, "dice": lambda text, rng: str(rng.integers(10**9))}  # noqa: RUF012
+
+    def __init__(self, *, first: str = "white") -> None:
+        self.first = first
+        self.acting: str | None = None
+
+    def tasks(self, split: str) -> list[Task]:
+        return [Task(id=f"{split}-{n}", prompt=(Message.user(f"duel {n}"),), split=split) for n in range(3)]
+
+    async def reset(self, *, seed: int | None = None, options: Mapping[str, Any] | None = None) -> ResetResult:
+        self.acting = self.first
+        self.paid = dict.fromkeys(self.seats, 0.0)
+        return ResetResult((options or {})["task"].prompt, {"tools": [], "seat": self.first})
+
+    async def step(self, action: Reply) -> StepResult:
+        if self.acting is None:
+            raise UsageError("call reset() first")
+        if action.content == "crash":
+            raise EpisodeError("the table broke")
+        acting = self.acting
+        self.paid[acting] += len(action.content)
+        other = self.seats[self.seats.index(acting) - 1]
+        rewards = {acting: float(len(action.content)), other: 0.0}
+        if action.content == "stop":
+            self.acting = None
+            components = {seat: {"letters": letters} for seat, letters in self.paid.items()}
+            info = {"seat_rewards": rewards, "seat_components": components, "rewards": components[acting]}
+            return StepResult((Message.user(f"{acting}, it is over"),), rewards[acting], True, False, info)
+        self.acting = other
+        return StepResult((Message.user(action.content),), rewards[acting], False, False, {"seat": other})
+
+    async def truncate(self, reason: str) -> StepResult:
+        self.acting = None
+        rewards = {"white": 1.0, "black": 2.0}
+        components = {seat: {"cut": reward} for seat, reward in rewards.items()}
+        info = {"seat_rewards": rewards, "seat_components": components, "truncated_by": reason}
+        return StepResult((), 0.0, False, True, info)

@@ -10,6 +10,8 @@ from chat_families import FAMILIES, family_format
 from chat_models import TOOLS
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from tool_call_texts import B03
+from tool_call_texts import TOOLS as CALLED
 
 from miles_agents.chat import ChatFormat
 from miles_agents.types import Message, ToolCall
@@ -170,3 +172,18 @@ def test_what_a_template_prints_for_a_reply_is_read_back(name: str, data: st.Dat
     ]
     message = chat.history_message(reply)
     assert (message.reasoning, message.text) == (reasoning, content)
+
+
+@pytest.mark.parametrize("name", [name for name, family in FAMILIES.items() if family.shows_calls])
+@pytest.mark.parametrize("old", B03)
+def test_B03_white_space_survives_template_and_reader_turn_after_turn(name: str, old: str) -> None:
+    chat = family_format(name)
+    arguments = {"old": old, "new": "    if ok:\n"}
+    message = Message.assistant("", tool_calls=(ToolCall(id="call_0", name="edit", arguments=arguments, raw=""),))
+    for _ in range(3):  # rendered, sampled as those ids, read, and given to the template again
+        ids, mask = chat.supervised([Message.user("q"), message, Message.tool("1", call=message.tool_calls[0])], CALLED)
+        reply = chat.parse(ids[mask == 1], tools=CALLED)
+        assert [(call.name, call.arguments) for call in reply.calls] == [("edit", arguments)]
+        assert (reply.content.strip("\n"), reply.errors) == ("", ())
+        message = chat.history_message(reply, CALLED)
+        assert message.tool_calls == reply.calls

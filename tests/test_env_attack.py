@@ -15,7 +15,7 @@ from miles_agents.checks.env_subject import AttackSettings
 from miles_agents.contracts import StepResult
 from miles_agents.errors import DataError
 from miles_agents.registry import load_object
-from miles_agents.types import ToolCall
+from miles_agents.types import ImagePart, Role, TextPart, ToolCall
 
 BAD = Path(__file__).parent / "envs_bad"
 FAST = AttackSettings(tasks_per_split=2, slack_s=1.0, deadline_s=60.0)
@@ -181,6 +181,35 @@ async def test_chance_is_allowed_what_is_declared_and_no_more():
     assert "on average, more than the declared 0.25" in row.seen
 
 
+async def test_a_hit_by_chance_is_allowed_where_declared_but_a_claim_that_always_wins_is_not():
+    class Letter(Sound):
+        """One of four letters, the last one in the reply: 'grade: A' says A."""
+
+        junk_reward = 0.25
+
+        def letter(self, task):
+            return "ABCD"[task.metadata["room"] % 4]
+
+        def reward(self, episode):
+            said = re.findall(r"\b[A-D]\b", episode.final.content)
+            return float(said[-1:] == [self.letter(episode.task)])
+
+        def oracle(self, task):
+            return [Reply.of(self.letter(task))]
+
+    settings = replace(FAST, tasks_per_split=4)
+    rows = await attack_env(Letter, settings=settings)
+    assert not failures(rows), describe_rows(rows)
+
+    class Gullible(Letter):
+        def reward(self, episode):
+            return 1.0 if '"correct": true' in episode.final.content else super().reward(episode)
+
+    (row,) = failures(await attack_env(Gullible, settings=settings))
+    assert row.name == "claims"
+    assert "JSON: 8 episodes score 1 on average, more than the declared 0.25" in row.seen
+
+
 async def test_missing_data_is_for_the_operator_and_no_finding():
     class Dataless(Sound):
         def tasks(self, split):
@@ -199,6 +228,39 @@ async def test_an_assertion_of_the_environment_itself_is_a_bug_with_its_place():
     first = failures(rows)[0]
     assert re.search(r"it raised AssertionError: what is this\?.*, from .*test_env_attack\.py:\d+$", first.seen, re.S)
     assert len(failures(rows)) == 1, describe_rows(rows)
+
+
+async def test_what_the_library_refuses_is_placed_in_the_code_that_asked_for_it():
+    class Wrong(Sound):
+        def tasks(self, split):
+            return [Task(id="a", prompt="a text", split=split)]
+
+    (row,) = failures(await attack_env(Wrong, settings=FAST))
+    assert re.search(r"it raised ValueError: Task\.prompt is .*, from .*test_env_attack\.py:\d+$", row.seen)
+
+
+async def test_what_scores_full_is_not_offered_to_be_declared_as_chance():
+    class Half(Sound):
+        def reward(self, episode):
+            return 1.0 if super().reward(episode) else 0.5
+
+    (null,) = [row for row in await attack_env(bad("null"), settings=FAST) if row.name == "null"]
+    assert "junk_reward" not in null.advice
+    (null,) = [row for row in await attack_env(Half, settings=FAST) if row.name == "null"]
+    assert "say so on the class: junk_reward = 0.5." in null.advice
+
+
+@pytest.mark.parametrize(("pixels", "failed"), [("its own", []), ("the same", ["splits"])])
+async def test_prompts_of_equal_words_and_other_images_are_other_questions(pixels, failed):
+    class Seeing(Sound):
+        def tasks(self, split):
+            for task in super().tasks(split):
+                image = ImagePart(data=task.id.encode() if pixels == "its own" else b"\x89PNG")
+                prompt = (Message(role=Role.USER, parts=(TextPart(text="Which code is it?"), image)),)
+                yield replace(task, prompt=prompt)
+
+    rows = await attack_env(Seeing, settings=FAST)
+    assert [row.name for row in failures(rows)] == failed, describe_rows(rows)
 
 
 async def test_environments_without_tools_or_of_several_seats_skip_what_says_nothing():

@@ -2,24 +2,19 @@
 
 import pytest
 import pytest_asyncio
+from sandbox_backends import BACKENDS, running
 
 from miles_agents.envs.code import Judge, JudgeLimits, read_check
 from miles_agents.envs.code.judge import Solution
-from miles_agents.tools.sandboxes import NamespaceSandboxes, probe, refusal
 
-FOUND = probe()
-pytestmark = [
-    pytest.mark.sandbox,
-    pytest.mark.skipif(not FOUND.works, reason=refusal(FOUND)),
-    pytest.mark.asyncio(loop_scope="module"),  # one session for all: each verdict begins with a fresh one anyway
-]
+pytestmark = pytest.mark.asyncio(loop_scope="module")  # one session for all: each verdict begins with a fresh one
 
 LIMITS = JudgeLimits(test_s=2.0, total_s=8.0)
 
 
-@pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def sandbox():
-    async with NamespaceSandboxes(preload=()) as sandboxes, await sandboxes.open() as session:
+@pytest_asyncio.fixture(scope="module", loop_scope="module", params=BACKENDS)
+async def sandbox(request):
+    async with running(request.param, request) as sandboxes, await sandboxes.open() as session:
         yield session
 
 

@@ -170,6 +170,17 @@ def test_H03_the_resolved_configuration_is_saved_and_printed() -> None:
     assert "base_url: http://127.0.0.1:30000/v1" in printed.out
 
 
+def test_H07_the_run_folder_names_the_parsers_runtime_that_the_constraints_pin() -> None:
+    with serving(successor) as server:
+        assert evaluate(server, "run_dir=run", "env.size=1").code == 0
+    packages = json.loads(Path("run/environment.json").read_text())["packages"]
+    pinned = (Path(__file__).parents[1] / "constraints.txt").read_text().splitlines()
+    assert f"antlr4-python3-runtime=={packages['antlr4-python3-runtime']}" in pinned
+    assert f"latex2sympy2_extended=={packages['latex2sympy2_extended']}".replace("_", "-") in [
+        line.replace("_", "-") for line in pinned
+    ]
+
+
 # --- sizes and parts --------------------------------------------------------------------------------------------------
 
 
@@ -268,6 +279,8 @@ def test_H06_rewards_1_0_1_and_one_infrastructure_error() -> None:
         assert total["accuracy"] == pytest.approx(2 / 3)
         assert total["accuracy_over_all"] == pytest.approx(2 / 4)
         assert (total["failed"], total["scored"], total["episodes"]) == (1, 3, 4)
+        said = "lost: 1 of 4 episodes (25.0 %), by cause: 1 engine; accuracy 0.667 over the others, 0.500 over all"
+        assert said in " ".join(done.out.split())
         assert results("run")["failures_by_cause"] == {"engine": 1}
         assert results("run")["outcomes"] == {"test0": "1", "test1": "0", "test2": "1", "test3": "-"}
         assert [record["status"] for record in records("run")].count("failed") == 1

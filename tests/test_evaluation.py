@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 import json
 from fractions import Fraction
-from itertools import combinations
+from itertools import combinations, product
 
 import numpy as np
 import pytest
@@ -43,16 +43,38 @@ def _episode(
         (5, 5, 1, Fraction(1)),
     ],
 )
-def test_pass_at_k_is_unbiased(samples: int, correct: int, k: int, expected: Fraction) -> None:
+def test_H01_pass_at_k_is_the_exact_fraction_and_that_of_all_subsets(
+    samples: int, correct: int, k: int, expected: Fraction
+) -> None:
     assert pass_at_k(samples, correct, k) == pytest.approx(float(expected), abs=1e-12)
     subsets = list(combinations(range(samples), k))
     hits = sum(any(index < correct for index in subset) for subset in subsets)
     assert Fraction(hits, len(subsets)) == expected
 
 
-def test_pass_at_k_with_fewer_samples_than_k_does_not_exist() -> None:
-    with pytest.raises(ValueError, match="at least 5"):
-        pass_at_k(2, 0, 5)
+def test_H01_pass_at_k_with_fewer_samples_than_k_does_not_exist() -> None:
+    for samples, correct, k in ((2, 0, 5), (2, 2, 5), (4, 1, 0)):
+        with pytest.raises(ValueError, match=f"at least {k}"):
+            pass_at_k(samples, correct, k)
+
+
+def test_H01_best_of_draws_with_replacement_would_be_another_number() -> None:
+    # of 4 samples 1 right: 4 draws with replacement hit it in 1 − (3/4)⁴ = 175/256 = 0.6836 of all cases; pass@4 is 1
+    draws = list(product(range(4), repeat=4))
+    assert Fraction(sum(0 in draw for draw in draws), len(draws)) == Fraction(175, 256)
+    assert pass_at_k(4, 1, 4) == 1.0
+
+
+def test_H01_pass_at_k_is_averaged_over_tasks_and_only_for_k_that_every_task_has() -> None:
+    # Of task a 1 of 4 is right, of b 0 of 2 (two were lost), of c all of 4.
+    a = [_episode("a", n, float(n == 0)) for n in range(4)]
+    b = [_episode("b", n, 0.0 if n < 2 else None) for n in range(4)]
+    c = [_episode("c", n, 1.0) for n in range(4)]
+    found = summarize(Env, [*a, *b, *c]).total
+    assert set(found.pass_at_k) == {1, 2}
+    assert found.pass_at_k[1] == pytest.approx(float(Fraction(1, 4) + 0 + 1) / 3)  # pooled: 5/10
+    assert found.pass_at_k[2] == pytest.approx(float(Fraction(1, 2) + 0 + 1) / 3)
+    assert found.accuracy == pytest.approx(found.pass_at_k[1])
 
 
 def test_wilson_interval_of_8_in_10() -> None:

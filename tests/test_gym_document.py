@@ -15,11 +15,11 @@ BLOCKS = re.findall(r"```python\n(.*?)```", (ROOT / "docs/gymnasium.md").read_te
 
 
 def test_the_document_shows_code() -> None:
-    assert len(BLOCKS) == 4
+    assert len(BLOCKS) == 5
 
 
 @pytest.mark.sandbox
-@pytest.mark.parametrize("number", range(4))
+@pytest.mark.parametrize("number", range(5))
 def test_the_code_of_the_document_runs(number: int, tmp_path: Path) -> None:
     (tmp_path / "examples").symlink_to(ROOT / "examples")
     done = subprocess.run(

@@ -35,6 +35,13 @@ def run_python(code: str, *flags: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run([sys.executable, *flags, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=60)
 
 
+class Needy(Echo):
+    """Has a key without a default."""
+
+    def __init__(self, *, colour: str) -> None:
+        super().__init__()
+
+
 # --- registration -----------------------------------------------------------------------------------------------------
 
 
@@ -119,19 +126,13 @@ def test_a_bare_name_a_file_and_a_class_are_made_as_well() -> None:
         (lambda: TextEnv(Dice, render_mode="human"), "'ansi' or None"),
         (lambda: TextEnv("pathlib:Path"), "not a subclass"),
         (lambda: TextEnv(lambda: Dice(), sides=3), "no key 'sides'"),
+        (lambda: TextEnv(Needy), r"Needy needs colour=…"),
+        (lambda: TextEnv("gymnasium_text"), r"env\.game is not given"),
     ],
 )
 def test_bad_words_are_refused_when_the_environment_is_made(made: Any, said: str) -> None:
     with pytest.raises(UsageError, match=said):
         made()
-
-
-def test_an_environment_of_several_seats_is_no_gymnasium_env() -> None:
-    class Two(Echo):
-        seats = ("white", "black")
-
-    with pytest.raises(UsageError, match="white, black"):
-        TextEnv(Two)
 
 
 # --- the contract -----------------------------------------------------------------------------------------------------
@@ -290,6 +291,16 @@ def test_tasks_are_given_by_object_id_or_split() -> None:
     with pytest.raises(UsageError, match="no split 'tset'"):
         env.reset(options={"split": "tset"})
     env.close()
+
+
+def test_without_a_split_tasks_are_of_train_or_of_what_there_is() -> None:
+    class Held(Echo):
+        splits = ("test",)
+
+    for made, begins in [(Echo, "train-"), (Held, "test-")]:
+        env = TextEnv(made)
+        assert env.reset(seed=0)[1]["task_id"].startswith(begins)
+        env.close()
 
 
 def episode(env: TextEnv, seed: int | None) -> list[Any]:

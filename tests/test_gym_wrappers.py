@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import warnings
+from itertools import permutations
 from pathlib import Path
 from typing import Any
 
@@ -130,6 +131,51 @@ def test_wrapped_environments_pass_the_checker_and_can_be_made_again(tmp_path: P
     again.reset(seed=1)
     again.close()
     env.close()
+
+
+LAYERS: dict[str, Any] = {
+    "limit": lambda env, path: TimeLimit(env, 3),
+    "budget": lambda env, path: TokenBudget(env, 100, count=lambda text: len(text.split())),
+    "scale": lambda env, path: ScaleReward(env, 4.0),
+    "record": lambda env, path: RecordTrajectory(env, path),
+}
+
+
+def layered(order: tuple[str, ...], path: Path) -> gymnasium.Env[str, str]:
+    env = miles_agents.gym.make(Echo)
+    for layer in order:
+        env = LAYERS[layer](env, path)
+    return env
+
+
+@pytest.mark.parametrize("order", list(permutations(LAYERS)), ids="-".join)
+def test_wrappers_compose_in_any_order(order: tuple[str, ...], tmp_path: Path) -> None:
+    path = tmp_path / "episodes.jsonl"
+    env = layered(order, path)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        warnings.filterwarnings("ignore", message=".*different from the unwrapped version.*")
+        check_env(env)
+    begun = len(lines(path))
+    env.reset(seed=0)  # ended by the environment
+    assert env.step("a b c")[:4] == ("you said a b c", 1.0, False, False)
+    assert env.step("stop")[:4] == ("you said stop", 1.0, True, False)
+    env.reset(seed=0)  # by the budget
+    _, reward, terminated, truncated, info = env.step("word " * 101)
+    assert (reward, terminated, truncated, info["truncated_by"]) == (3.0, False, True, "token_budget")
+    env.reset(seed=0)  # by the limit
+    ends = [env.step("hi")[3] for _ in range(3)]
+    assert ends == [False, False, True]
+    env.close()
+    scaled = order.index("scale") < order.index("record")
+    written = lines(path)[begun:]
+    assert [line["reward"] for line in written[-3:]] == [each * (4 if scaled else 1) for each in (0.5, 0.75, 0.75)]
+    within = order.index("limit") < order.index("record")
+    assert [(line["terminated"], line["truncated"]) for line in written[-3:]] == [
+        (True, False),
+        (False, True),
+        (False, within),  # a limit around it is not seen inside: the episode was left
+    ]
 
 
 # --- RecordTrajectory -------------------------------------------------------------------------------------------------

@@ -186,6 +186,63 @@ def test_a_model_without_room_for_its_turn_is_truncated_by_the_context(
     assert "the episode is " in done.out
 
 
+# --- several seats ----------------------------------------------------------------------------------------------------
+
+BOARD = ("env=self_play", "task=tic_tac_toe/board-.........", "split=train")
+
+
+def test_a_person_plays_against_a_scripted_player(monkeypatch: pytest.MonkeyPatch) -> None:
+    typed = "\n\n".join(f"\\boxed{{{square}}}" for square in (5, 5, 5, 5, "")) + "\n\n"
+    done = play(*BOARD, "opponents={second: perfect}", typed=typed, monkeypatch=monkeypatch)
+    assert (done.code, done.err) == (0, "")
+    assert "You are X." in done.out
+    assert "You are O." not in done.out, "what the opponent is told is not one's own"
+    assert "4 X 6" in done.out
+    assert "Square 5 is taken." in done.out
+    assert done.out.endswith("the episode is terminated\nreward 0\n  game 0\n  invalid 3\n"), "a forfeit"
+
+
+def test_alone_a_person_plays_all_seats_and_each_has_its_reward(monkeypatch: pytest.MonkeyPatch) -> None:
+    typed = "\n\n".join("15293") + "\n\n"  # X takes 1, 2, 3
+    done = play(*BOARD, typed=typed, monkeypatch=monkeypatch)
+    assert (done.code, done.err) == (0, "")
+    assert "you play first and second in turn; opponents={second: …} seats one of: random, perfect" in done.out
+    assert [line for line in done.out.splitlines() if line.startswith("--- ")] == [
+        "--- first",
+        "--- second",
+        "--- first",
+        "--- second",
+        "--- first",
+    ]
+    assert "reward of first 1\n  game 1\n  invalid 0\nreward of second 0\n" in done.out
+
+
+def test_the_oracle_plays_both_seats(monkeypatch: pytest.MonkeyPatch) -> None:
+    done = play(*BOARD, "oracle=true", monkeypatch=monkeypatch)
+    assert (done.code, done.err) == (0, "")
+    assert "reward of first 1\n" in done.out
+    assert "you play" not in done.out
+
+
+def test_what_an_opponent_said_last_is_shown_where_it_ended_the_game(
+    starter: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    words = ("opponents={second: starter}", "cluster.threads=1", "max_new_tokens=8")
+    done = play(*BOARD, *words, typed="3\n\n", monkeypatch=monkeypatch)
+    assert (done.code, done.err) == (0, "")
+    assert done.out.count("\n[second]\n") == 3, "three replies that are no moves"
+    assert done.out.endswith("reward 1\n  game 1\n  invalid 0\n")
+
+
+def test_one_watches_a_model_against_a_scripted_player(starter: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    words = (f"model={starter}", "opponents={first: random}", "cluster.threads=1", "max_new_tokens=8")
+    done = play(*BOARD, *words, monkeypatch=monkeypatch)
+    assert (done.code, done.err) == (0, "")
+    assert "--- first" in done.out
+    assert "--- second" in done.out
+    assert "reward of first 1\n" in done.out
+
+
 # --- bad input --------------------------------------------------------------------------------------------------------
 
 
@@ -204,6 +261,13 @@ def test_a_model_without_room_for_its_turn_is_truncated_by_the_context(
         ((SHOP, "model=./nothing_here"), "nothing_here"),
         ((SHOP, "trainer.lr=1"), "trainer.lr"),
         (("env=shp",), "unknown environment 'shp'"),
+        (("env=self_play", "opponents={secnd: random}"), "no seat 'secnd' in this environment. Did you mean 'second'"),
+        (("env=self_play", "opponents={second: randm}"), "no player or model folder 'randm'. Did you mean 'random'"),
+        (("env=self_play", "opponents={first: random, second: random}"), "leave out the one to play"),
+        (("env=self_play", "opponents={first: random}", "oracle=true"), "the oracle plays every seat"),
+        ((SHOP, "opponents={second: random}"), "no seat 'second'"),
+        (("env=gymnasium_text",), "env.game is not given"),
+        ((SHOP, "model=starter", "max_tokens=100", "max_new_tokens=200"), "max_new_tokens=200 leaves no room"),
         ((SHOP, "env.max_turn=2"), "env.max_turns"),
     ],
 )
@@ -213,8 +277,8 @@ def test_bad_words_get_one_message_and_exit_code_2(
     done = play(*words, typed="x\n\n", monkeypatch=monkeypatch)
     assert done.code == 2, done
     assert said in done.err
-    assert "Traceback" not in done.err
-    assert "[user]" not in done.out
+    assert len(done.err.splitlines()) == 1, "one message"
+    assert done.out == ""
 
 
 def test_help_names_every_key_and_loads_no_torch() -> None:

@@ -1,16 +1,15 @@
 """Presets of known data sets: what they load, how they are split, that their gold answers score full."""
 
-import contextlib
 import functools
-import http.server
 import json
 import logging
 import os
+import re
 import shutil
-import threading
 from pathlib import Path
 
 import pytest
+from data_hub_server import hub, parquet
 
 from miles_agents import Episode, Reply
 from miles_agents.answers import parse_number
@@ -19,6 +18,7 @@ from miles_agents.checks.env import check_env, play
 from miles_agents.command import compose_command
 from miles_agents.configs.compose import parse_overrides, to_object
 from miles_agents.contracts import EnvResources
+from miles_agents.environments import main as environments
 from miles_agents.envs.contamination import contamination
 from miles_agents.envs.data_problems import AnswerKind, DataColumns, Reading, read_problems
 from miles_agents.envs.data_sets import SETS, fetch_set, known_set, locate
@@ -29,6 +29,7 @@ from miles_agents.envs.replies import AnswerForm, final_answer
 from miles_agents.errors import DataError, GraderError, UsageError
 from miles_agents.tools.sandboxes.scripted import ScriptedSandboxes
 
+DOCUMENT = Path(__file__).parents[1] / "docs" / "data.md"
 OWN = Path(__file__).parent / "data"  # invented rows in the layouts of the published sets
 SHARED = Path(os.environ.get("MILES_AGENTS_DATA", Path(__file__).parents[2] / "shared" / "data"))
 PRESETS = ("gsm8k", "svamp", "mawps", "dapo_math", "aime")
@@ -59,13 +60,18 @@ async def test_every_preset_keeps_the_contract_of_environments(own_data, name):
     await check_env(preset(name), tasks_per_split=6)
 
 
+@pytest.mark.parametrize("name", ["dapo_math", "aime"])
+def test_sets_without_a_tool_withstand_every_attack(own_data, capsys, name):
+    assert environments(["check", name, "--tasks", "24"]) == 0, capsys.readouterr().out
+
+
 @pytest.mark.parametrize(
     ("name", "sizes", "answers"),
     [
         ("gsm8k", {"train": 25, "validation": 5, "test": 2}, {"1,234", "-8"}),
         ("svamp", {"train": 22, "validation": 5, "test": 3}, None),
         ("mawps", {"train": 24, "validation": 3, "test": 4}, None),
-        ("dapo_math", {"train": 19, "validation": 4, "test": 1}, None),
+        ("dapo_math", {"train": 19, "validation": 3, "test": 2}, None),
         ("aime", {"test": 5}, {"50", "999", "20", "0", "256"}),
     ],
 )
@@ -142,6 +148,8 @@ async def test_the_oracle_passes_on_every_row_of_the_real_sets(monkeypatch, name
         assert found["train"] == pytest.approx(0.8 * sizes["all"], rel=0.05)
     else:
         assert (found["train"] + found["validation"], found["test"]) == (sizes["train"], sizes["test"])
+    told = " / ".join(f"{found[split]:,}" for split in env.splits)
+    assert re.search(rf"^\| {name} \|.*\| none \| {told} \|$", DOCUMENT.read_text(encoding="utf-8"), re.M)
     for task in (task for each in tasks.values() for task in each):
         (result,) = await play(env, task, env.oracle(task), seed=0)
         assert result.reward == 1.0, task.id
@@ -323,66 +331,6 @@ def test_a_folder_with_one_file_is_divided_whatever_its_name(monkeypatch, tmp_pa
     monkeypatch.setenv("MILES_AGENTS_DATA", str(tmp_path))
     assert list(locate(known_set("mawps"))) == ["whole"]
     assert len(preset("mawps").tasks("train")) == 24
-
-
-class Hub(http.server.BaseHTTPRequestHandler):
-    """As much of the hub's protocol as a download of a data set takes."""
-
-    files: dict[str, bytes] = {}  # noqa: RUF012
-    asked: list[str] = []  # noqa: RUF012
-
-    def do_HEAD(self):
-        self.do_GET()
-
-    def do_GET(self):
-        self.asked.append(self.path)
-        path = self.path.partition("?")[0]
-        body, kind = self.found(path)
-        self.send_response(200 if body is not None else 404)
-        self.send_header("Content-Type", kind)
-        self.send_header("Content-Length", str(len(body or b"")))
-        self.send_header("ETag", f'"{len(body or b"")}"')
-        self.send_header("X-Repo-Commit", "c" * 40)
-        self.end_headers()
-        if self.command == "GET" and body is not None:
-            self.wfile.write(body)
-
-    def found(self, path):
-        if "/tree/" in path:
-            tree = [{"type": "file", "path": name, "size": len(self.files[name]), "oid": name} for name in self.files]
-            return json.dumps(tree).encode(), "application/json"
-        if path.startswith("/api/datasets/"):
-            siblings = [{"rfilename": name} for name in self.files]
-            return json.dumps({"id": "own/set", "sha": "c" * 40, "siblings": siblings}).encode(), "application/json"
-        return self.files.get(path.partition(f"/resolve/{'c' * 40}/")[2]), "application/octet-stream"
-
-    def log_message(self, *_):
-        pass
-
-
-@contextlib.contextmanager
-def hub(files):
-    class Served(Hub):
-        pass
-
-    Served.files, Served.asked = files, []
-    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Served)
-    thread = threading.Thread(target=server.serve_forever)
-    thread.start()
-    try:
-        yield f"http://127.0.0.1:{server.server_address[1]}", Served.asked
-    finally:
-        server.shutdown()
-        server.server_close()
-        thread.join()
-
-
-def parquet(path, rows):
-    pyarrow = pytest.importorskip("pyarrow")
-    from pyarrow import parquet as pq
-
-    pq.write_table(pyarrow.Table.from_pylist(rows), path)
-    return path.read_bytes()
 
 
 def test_a_set_that_is_nowhere_else_comes_from_the_hub(monkeypatch, tmp_path):

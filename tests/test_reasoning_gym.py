@@ -5,6 +5,7 @@ import inspect
 import json
 import os
 import random
+import sys
 import time
 from pathlib import Path
 from typing import Any, get_type_hints
@@ -42,8 +43,9 @@ def test_it_is_registered_and_its_class_loads_without_the_package():
     assert environments.get("reasoning_gym") is ReasoningGym
 
 
-@pytest.mark.skipif(INSTALLED, reason="reasoning-gym is installed")
-def test_without_the_package_the_error_says_what_to_type():
+def test_without_the_package_the_error_says_what_to_type(monkeypatch):
+    monkeypatch.setitem(sys.modules, "reasoning_gym", None)  # as if it were not installed
+    monkeypatch.setattr(puzzles, "_package", puzzles._package.__wrapped__)
     with pytest.raises(UsageError, match=r"env=reasoning_gym needs .* pip install 'miles-agents\[reasoning_gym\]'"):
         ReasoningGym()
 
@@ -208,7 +210,7 @@ async def test_a_score_that_takes_too_long_is_a_grader_error_and_its_process_is_
     await play(env, task, env.oracle(task), seed=0)
     (worker,) = own._idle
     started = time.monotonic()
-    with pytest.raises(GraderError, match="did not score an answer within 1.5 s"):
+    with pytest.raises(GraderError, match="did not answer within 1.5 s"):
         await play(env, task, [Reply.of("<answer>9**9**9**9</answer>")], seed=0)
     assert time.monotonic() - started < 30
     assert worker._process.poll() is not None
@@ -216,6 +218,20 @@ async def test_a_score_that_takes_too_long_is_a_grader_error_and_its_process_is_
     (result,) = await play(env, task, env.oracle(task), seed=0)  # by a new one
     assert result.reward == 1.0
     own.close()
+
+
+@needs_package
+def test_settings_with_which_no_puzzle_can_be_made_say_so_and_what_to_change(monkeypatch):
+    env = ReasoningGym(family="countdown", settings={"min_numbers": 30, "max_numbers": 30}, **SMALL)
+    with pytest.raises(DataError, match=r"countdown: .*puzzle 0 cannot be made: ValueError: .*; give other settings"):
+        env.tasks("test")
+    own = Scorer(ScorerLimits(puzzle_s=0.5, workers=1))
+    monkeypatch.setattr(scorer, "_shared", own)
+    with pytest.raises(
+        DataError, match=r"puzzle 0 cannot be made: .* did not answer within 0.5 s; give other settings"
+    ):
+        env.tasks("test")  # it would take seconds
+    assert own._idle == []
 
 
 @needs_package

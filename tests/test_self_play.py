@@ -211,6 +211,13 @@ def test_an_unknown_game_is_refused() -> None:
         SelfPlay(game="tic_tac_to")
 
 
+def _config(asked: dict[str, str]) -> Any:
+    rollout = schema.RolloutConfig(opponents=asked)
+    return SimpleNamespace(
+        rollout=rollout, cluster=schema.ClusterConfig(), model=schema.ModelConfig(name="x", source="x")
+    )
+
+
 @pytest.mark.parametrize(
     ("asked", "said"),
     [
@@ -220,14 +227,14 @@ def test_an_unknown_game_is_refused() -> None:
     ],
 )
 async def test_opponents_that_cannot_play_are_refused(asked: dict[str, str], said: str) -> None:
-    config: Any = SimpleNamespace(rollout=schema.RolloutConfig(opponents=asked))
+    config = _config(asked)
     with pytest.raises(ConfigError, match=said):
         async with opponents(config, SelfPlay(), concurrency=1):
             raise AssertionError
 
 
 async def test_a_scripted_opponent_plays_as_its_name_says() -> None:
-    config: Any = SimpleNamespace(rollout=schema.RolloutConfig(opponents={"second": "perfect"}))
+    config = _config({"second": "perfect"})
     async with opponents(config, SelfPlay(), concurrency=1) as found:
         assert found["second"].name == "perfect"
         results = [await _game(_policy(1, 2, 3, 4, 6, 7, 8, 9), found["second"]) for _ in range(2)]  # type: ignore[arg-type]

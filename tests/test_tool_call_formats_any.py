@@ -8,25 +8,11 @@ from typing import Any
 import pytest
 from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
-from test_tool_call_formats import WRITE
-from tool_call_texts import TEXTUAL, TOOLS, tool
+from tool_call_texts import ARGUMENTS, TEXTUAL, TOOLS, WRITE, strings, tool, values
 
 from miles_agents.chat import SegmentKind, get_format, parse_reply, split_reply
 from miles_agents.errors import UsageError
 
-NASTY = [
-    *("</tool_call>", "<tool_call>", "<think>", "</think>", "{", "}", '"', "\\", "'", "\n", " ", "\t", "\r"),
-    *("```", "````", "```python\n", '"""', "é", "\x00", "\u2028", "😀", "<|python_tag|>", "; ", "]]"),
-    *("</parameter>", "<parameter=b>", "</function>", "<function=g>", "</arg_value>", "<arg_key>b</arg_key>"),
-    *("<arg_value>", "<", ">", "\n</parameter>\n", "\n</function>\n</tool_call>", '{"name": "g", "parameters": {}}'),
-    *("42", "null", "true", "[1]"),
-]
-strings = st.lists(st.one_of(st.sampled_from(NASTY), st.text(max_size=4)), max_size=6).map("".join)
-values = st.recursive(
-    st.one_of(strings, st.integers(), st.booleans(), st.none(), st.floats(allow_nan=False, allow_infinity=False)),
-    lambda inner: st.one_of(st.lists(inner, max_size=3), st.dictionaries(strings, inner, max_size=3)),
-    max_leaves=8,
-)
 keys = st.text("abcxyz_-.é", min_size=1, max_size=8)
 KINDS = {str: "string", bool: "boolean", int: "integer", float: "number", type(None): "null", list: "array"}
 
@@ -41,7 +27,7 @@ def tool_for(*all_arguments: dict[str, Any]) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("style", ["hermes", "llama3"])
-@given(st.lists(st.dictionaries(strings, values, max_size=4), min_size=1, max_size=3))
+@given(st.lists(ARGUMENTS, min_size=1, max_size=3))
 @settings(max_examples=100, deadline=None)
 def test_B02_any_arguments_come_back_equal_from_json(style: str, all_arguments: list[dict[str, Any]]) -> None:
     render = get_format(style).render_call

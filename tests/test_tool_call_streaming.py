@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tool_call_texts import FORMATS, TOOLS, add_text, recorded
+from tool_call_texts import FORMATS, TOOLS, add_text, joined, recorded
 
 from miles_agents.chat import (
     Delta,
@@ -32,13 +32,6 @@ def stream(chunks: Iterable[str], *, truncated: bool = False, **settings: Any) -
     deltas = [delta for chunk in chunks for delta in parser.feed(chunk)]
     deltas += parser.flush(truncated=truncated)
     return parser.finish(), deltas
-
-
-def joined(deltas: Iterable[Delta]) -> dict[tuple[str, int | None], str]:
-    found: dict[tuple[str, int | None], str] = {}
-    for delta in deltas:
-        found[delta.kind, delta.call] = found.get((delta.kind, delta.call), "") + delta.text
-    return found
 
 
 def check_deltas(reply: Reply, deltas: list[Delta]) -> None:

@@ -186,7 +186,10 @@ class StepsForEver(Doubling):
         return self._episode or super()._current()
 
     async def close(self):
-        """Keeps the episode."""
+        """Frees everything, but keeps the episode."""
+        episode = self._episode
+        await super().close()
+        self._episode = episode
 
 
 class ForgetsReason(Doubling):

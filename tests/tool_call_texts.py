@@ -1,11 +1,16 @@
-"""Replies in every tool-call format, as models of the families write them, for the tests of parsing and streaming."""
+"""Replies in every tool-call format, as models of the families write them, and an environment that executes them."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any, NamedTuple
 
-from miles_agents.chat import get_format
+from hypothesis import strategies as st
+
+from miles_agents.chat import Delta, get_format, parse_reply
+from miles_agents.contracts import ToolEnv
+from miles_agents.contracts import tool as as_tool
+from miles_agents.types import Episode, Message, Reply, Task
 
 FORMATS = ("hermes", "qwen3_coder", "llama3", "fenced", "glm")
 TEXTUAL = ("qwen3_coder", "glm")  # values stand between tags as they are
@@ -128,3 +133,100 @@ def recorded(style: str) -> Iterator[str]:
     yield f"<think>\n{call}"
     yield f"{call}\n and <b>more</b> <thi"
     yield "The answer is 5 < 6 > 4 { ` \\ <"
+
+
+# Argument strings that are no JSON object (case B01).
+ROWS = ['{"cmd": "ls"', '{"x":1,}', "{'x':1}", "[1,2]", "7", "null", '{"n":NaN}']
+
+# Arguments whose strings look like the syntax around them (case B02).
+B02: list[dict[str, Any]] = [
+    {"path": "n.md", "content": "closing tags look like } </tool_call> in docs"},
+    {"a": {"b": {"c": [1, {"d": "}"}]}}},
+    {"code": 'x = "q\\"\\\\"\nprint("""tri"ple""")\n# \'</tool_call>\''},
+]
+NASTY = [
+    *("</tool_call>", "<tool_call>", "<think>", "</think>", "{", "}", '"', "\\", "'", "\n", " ", "\t", "\r"),
+    *("```", "````", "```python\n", '"""', "é", "\x00", "\u2028", "😀", "<|python_tag|>", "; ", "]]"),
+    *("</parameter>", "<parameter=b>", "</function>", "<function=g>", "</arg_value>", "<arg_key>b</arg_key>"),
+    *("<arg_value>", "<", ">", "\n</parameter>\n", "\n</function>\n</tool_call>", '{"name": "g", "parameters": {}}'),
+    *("42", "null", "true", "[1]"),
+]
+strings = st.lists(st.one_of(st.sampled_from(NASTY), st.text(max_size=4)), max_size=6).map("".join)
+values = st.recursive(
+    st.one_of(strings, st.integers(), st.booleans(), st.none(), st.floats(allow_nan=False, allow_infinity=False)),
+    lambda inner: st.one_of(st.lists(inner, max_size=3), st.dictionaries(strings, inner, max_size=3)),
+    max_leaves=8,
+)
+ARGUMENTS = st.dictionaries(strings, values, max_size=4)
+
+# Values that are white space, or have it at their ends (case B03).
+B03 = ["    if ok:\n        run()\n", " ", "", "\n", "\n\n", " \n", "\r\n", "\t", "x", "\n x \n"]
+
+
+def joined(deltas: Iterable[Delta]) -> dict[tuple[str, int | None], str]:
+    found: dict[tuple[str, int | None], str] = {}
+    for delta in deltas:
+        found[delta.kind, delta.call] = found.get((delta.kind, delta.call), "") + delta.text
+    return found
+
+
+def read(style: str, text: str, **settings: Any) -> Reply:
+    return parse_reply(text, format=style, tools=TOOLS, **settings)
+
+
+def calls(style: str, text: str) -> list[tuple[str, Any]]:
+    return [(call.name, call.arguments) for call in read(style, text).calls]
+
+
+def error(style: str, text: str, **settings: Any) -> str:
+    (call,) = read(style, text, **settings).calls
+    assert call.arguments is None
+    return str(call.error)
+
+
+def qwen(name: str, **arguments: str) -> str:
+    """A call as the template of Qwen3-Coder writes it; nothing is checked."""
+    values = "".join(f"<parameter={key}>\n{value}\n</parameter>\n" for key, value in arguments.items())
+    return f"<tool_call>\n<function={name}>\n{values}</function>\n</tool_call>"
+
+
+def glm(name: str, **arguments: str) -> str:
+    """A call as the template of GLM-4.5 writes it; nothing is checked."""
+    values = "".join(f"<arg_key>{key}</arg_key>\n<arg_value>{value}</arg_value>\n" for key, value in arguments.items())
+    return f"<tool_call>{name}\n{values}</tool_call>"
+
+
+WRITE = {"qwen3_coder": qwen, "glm": glm}
+
+
+class Counting(ToolEnv):
+    """Counts what is executed."""
+
+    max_turns = 50
+
+    def __init__(self) -> None:
+        self.executed: list[Any] = []
+
+    @as_tool
+    def run(self, x: int = 0) -> str:
+        """Run it."""
+        self.executed.append(x)
+        return f"ran {x}"
+
+    @as_tool
+    def python(self, code: str) -> str:
+        """Run code."""
+        self.executed.append(int(code))
+        return f"ran {code}"
+
+    def tasks(self, split: str) -> list[Task]:
+        return [Task(id="t", prompt=(Message.user("go"),))]
+
+    def reward(self, episode: Episode) -> float:
+        return 1.0
+
+
+async def counting() -> tuple[Counting, Any]:
+    env = Counting()
+    _, info = await env.reset(seed=0, options={"task": env.tasks("train")[0]})
+    return env, info["tools"]

@@ -252,6 +252,8 @@ def _begin(job: dict[str, Any]) -> None:
         setattr(sys, f"__{name}__", stream)
     sys.dont_write_bytecode = True
     atexit._clear()
+    if any(case["run"] == "test" for case in job["cases"]):
+        import unittest.async_case  # noqa: F401 — before a file of the folder can stand in its place
     if job.get("folder"):
         os.chdir(job["folder"])
         sys.path.insert(0, job["folder"])
@@ -262,7 +264,7 @@ def _begin(job: dict[str, Any]) -> None:
 def _play(job: dict[str, Any], case: dict[str, Any]) -> dict[str, Any]:
     """Run the case: what came of it, as the report says it."""
     stdout = sys.stdout
-    runner = {"call": _call, "program": _program, "expression": _expression}[case["run"]]
+    runner = {"call": _call, "program": _program, "expression": _expression, "test": _test}[case["run"]]
     try:
         report = runner(job, case)
     except SystemExit as error:
@@ -316,3 +318,30 @@ def _expression(job: dict[str, Any], case: dict[str, Any]) -> dict[str, Any]:
     names = _module("check", case["setup"])
     value = eval(compile(case["expression"], "check.py", "eval", dont_inherit=True), names)  # noqa: S307 — likewise
     return {"kind": "returned", "value": encode_value(value)}
+
+
+def _test(job: dict[str, Any], case: dict[str, Any]) -> dict[str, Any]:
+    """One test function, or method of a class; what it reports by number while it runs is its value."""
+    import unittest
+
+    seen: list[Any] = []
+    module = types.ModuleType(case["module"])
+    module.__dict__.update(
+        __file__=os.path.join(job["folder"], case["path"]),  # noqa: PTH118
+        __package__=case["module"].rpartition(".")[0],
+    )
+    module.__dict__[case["reporter"]] = lambda number, value: seen.append([number, encode_value(value)])
+    sys.modules[case["module"]] = module
+    names = module.__dict__
+    exec(compile(case["source"], case["path"], "exec", dont_inherit=True), names)  # noqa: S102
+    if not case["class"]:
+        names[case["name"]]()
+    elif issubclass(kind := names[case["class"]], unittest.TestCase):
+        names.get("setUpModule", int)()
+        kind.setUpClass()
+        kind(case["name"]).debug()
+        kind.tearDownClass()
+        kind.doClassCleanups()
+    else:
+        getattr(kind(), case["name"])()
+    return {"kind": "returned", "value": seen}

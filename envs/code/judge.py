@@ -7,12 +7,11 @@ import secrets
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from miles_agents.contracts import Sandbox
 from miles_agents.contracts.threads import run_in_thread
 from miles_agents.envs.code import harness
-from miles_agents.envs.code.checks import Check
 from miles_agents.errors import ConfigError, GraderError
 
 _HARNESS = Path(harness.__file__).read_text(encoding="utf-8")
@@ -42,6 +41,19 @@ class JudgeLimits:
         return self.total_s + 60.0
 
 
+class HostCheck(Protocol):
+    """A test that is judged on the host, see `checks.Check`."""
+
+    @property
+    def case(self) -> Mapping[str, Any]:
+        """What the harness is told."""
+        ...
+
+    def fulfilled(self, record: Mapping[str, Any], *, float_tolerance: float = 0.0) -> bool:
+        """True if the record of a run, in which anything may be forged, is what is wanted."""
+        ...
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Solution:
     """What is judged: one source text, or files in which the tests' expressions find their modules."""
@@ -64,7 +76,7 @@ class Judge:
     limits: JudgeLimits = JudgeLimits()
     float_tolerance: float = 0.0
 
-    async def verdicts(self, sandbox: Sandbox, solution: Solution, checks: Sequence[Check]) -> list[bool]:
+    async def verdicts(self, sandbox: Sandbox, solution: Solution, checks: Sequence[HostCheck]) -> list[bool]:
         """Which checks the solution fulfils, in their order.
 
         The session is reset: nothing of what was done in it before can matter. Each test gets a process of its own.
@@ -93,7 +105,7 @@ class Judge:
             return [False] * len(checks)  # the solution removed the file, or ended the harness before its first line
         return await run_in_thread(self._compare, written, checks, nonce)
 
-    def _job(self, solution: Solution, checks: Sequence[Check], nonce: str) -> bytes:
+    def _job(self, solution: Solution, checks: Sequence[HostCheck], nonce: str) -> bytes:
         job = {
             "nonce": nonce,
             "source": solution.source,
@@ -105,7 +117,7 @@ class Judge:
         }
         return json.dumps(job).encode()
 
-    def _compare(self, written: bytes, checks: Sequence[Check], nonce: str) -> list[bool]:
+    def _compare(self, written: bytes, checks: Sequence[HostCheck], nonce: str) -> list[bool]:
         records: dict[int, Mapping[str, Any]] = {}
         doubtful: set[int] = set()
         for line in written.split(b"\n")[:_MAX_RECORDS]:

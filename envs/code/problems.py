@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-import json
 import random
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 from miles_agents.envs.code.checks import Check, read_check
+from miles_agents.envs.code.rows import Rows
 from miles_agents.envs.code.templates import TEMPLATES, Template
-from miles_agents.envs.data_files import find_files
-from miles_agents.envs.splits import normalised, split_of
+from miles_agents.envs.splits import split_of
 from miles_agents.errors import DataError, did_you_mean
 
 _SEED = 0  # the tasks of a split are always the same
-_HELD_OUT = ("test", "validation")  # in the order of their claim on a problem
 _KEYS = ("id", "prompt", "entry_point", "tests", "examples", "solution", "float_tolerance")
 
 
@@ -78,77 +75,15 @@ def _generated(template: Template, parameters: Mapping[str, Any], tests: int, ex
 
 
 def loaded_problems(path: str, split: str) -> list[Problem]:
-    """The problems of one split of a data file (JSONL), a folder of them or a `{split}` pattern.
-
-    A single file is divided 80/10/10 by a hash of the prompt. In a folder a split that has a file is that whole file,
-    and a missing validation or test split is cut from train. A prompt that is in two files is kept where it matters
-    most: test, then validation, then train.
+    """The problems of one split of a data file (JSONL), a folder of them or a `{split}` pattern; see `Rows.of_split`.
 
     Raises:
         DataError: a missing file, a broken line, a row without prompt or tests; file and line are named.
     """
-    if "{split}" not in path and Path(path).expanduser().is_file():
-        problems = [each for each in _read([Path(path).expanduser()]) if split_of(each.prompt) == split]
-    else:
-        problems = _from_files(path, split)
-    if not problems:
-        raise DataError(f"{path}: no row falls into split '{split}'; give a folder with train.jsonl and {split}.jsonl")
-    return problems
+    return Rows(read=_problem, text=lambda each: each.prompt).of_split(path, split)
 
 
-def _from_files(path: str, split: str) -> list[Problem]:
-    files = find_files(path)
-    source = split if split in files else "train"
-    if source not in files:
-        raise DataError(f"{path}: no file for split '{split}', nor a train file to cut it from; found: {sorted(files)}")
-    problems = list(_read(files[source]))
-    stronger = [name for name in _HELD_OUT if name in files]
-    if source == "train":
-        cut = set(_HELD_OUT) - set(files)
-        homes = [split_of(each.prompt) for each in problems]
-        problems = [
-            each for each, home in zip(problems, homes, strict=True) if (home if home in cut else "train") == split
-        ]
-    else:
-        stronger = stronger[: stronger.index(split)]
-    taken = {normalised(each.prompt) for name in stronger for each in _read(files[name])}
-    return [each for each in problems if normalised(each.prompt) not in taken]
-
-
-def _read(files: Sequence[Path]) -> Iterator[Problem]:
-    for file in files:
-        for number, row in read_json_lines(file):
-            yield _problem(row, id=f"{file.name}:{number}", place=f"{file}:{number}")
-
-
-def read_json_lines(file: Path) -> Iterator[tuple[int, Mapping[str, Any]]]:
-    """The objects of a JSONL file with their line numbers; numbers stay numbers, for they are arguments of calls.
-
-    Raises:
-        DataError: no JSONL file, one that cannot be read or is empty, a line that is no object.
-    """
-    if file.suffix != ".jsonl":
-        raise DataError(f"{file}: tests are nested, so the file must be JSON lines: name it .jsonl")
-    number = 0
-    try:
-        with file.open("rb") as lines:
-            for number, line in enumerate(lines, 1):
-                if not line.strip():
-                    continue
-                try:
-                    row = json.loads(line.decode("utf-8-sig"))
-                except (ValueError, RecursionError) as error:
-                    raise DataError(f"{file}:{number}: broken JSON: {error}") from error
-                if not isinstance(row, dict):
-                    raise DataError(f"{file}:{number}: expected an object, got {type(row).__name__}")
-                yield number, row
-    except OSError as error:
-        raise DataError(f"{file}: cannot be read: {error.strerror or error}") from error
-    if number == 0:
-        raise DataError(f"{file}: the file is empty")
-
-
-def _problem(row: Mapping[str, Any], *, id: str, place: str) -> Problem:
+def _problem(row: Mapping[str, Any], place: str, id: str) -> Problem:
     unknown = sorted(set(row) - set(_KEYS))
     if unknown:
         raise DataError(f"{place}: a row has no '{unknown[0]}'. {did_you_mean(unknown[0], _KEYS)}")

@@ -38,7 +38,7 @@ class ForeignEnv(Env):
     the episode (`EpisodeError`); a reward that is no finite number is a `GraderError`.
 
     Args:
-        game: which game, in the words of its library.
+        game: which game, in the words of its library; "" is `usual_game`.
         arguments: of the game, on top of its defaults.
         train_size: tasks of the train split.
         validation_size: tasks of the validation split.
@@ -50,15 +50,16 @@ class ForeignEnv(Env):
         system_prompt: a system message before the game's first text; "" gives none.
 
     Raises:
-        ConfigError: a value out of its range.
+        ConfigError: a value out of its range, or no game.
     """
 
+    usual_game: ClassVar[str] = ""  # "": one has to be given
     usual_rewards: ClassVar[tuple[float, float]] = (0.0, 1.0)
 
     def __init__(
         self,
         *,
-        game: str,
+        game: str = "",
         arguments: Mapping[str, Any] | None = None,
         train_size: int = 4096,
         validation_size: int = 128,
@@ -69,7 +70,7 @@ class ForeignEnv(Env):
         reward_high: float | None = None,
         system_prompt: str = "",
     ) -> None:
-        self.game = game
+        self.game = game or self.usual_game
         self.arguments = dict(arguments or {})
         self.system_prompt = system_prompt
         self.max_turns = max_turns
@@ -231,6 +232,8 @@ class ForeignEnv(Env):
         return number
 
     def _check_ranges(self) -> None:
+        if not self.game:
+            raise ConfigError("env.game is not given: say which game, e.g. env.game=./my_game.py:MyGame")
         low, high = self.reward_range
         checks = [
             *((f"{split}_size", size, 1 <= size <= _SPLIT_SEEDS) for split, size in self._sizes.items()),

@@ -25,7 +25,7 @@ class Gem(ForeignEnv):
     `arguments={seed: …}` another value for a list to test on.
 
     Args:
-        game: a name of GEM's registry, e.g. `game:GuessTheNumber-v0-easy`.
+        game: a name of GEM's registry; "" is `game:GuessTheNumber-v0-easy`.
         arguments: of the environment, e.g. `{max_number: 50}`.
         train_size: tasks of the train split.
         validation_size: tasks of the validation split.
@@ -37,7 +37,9 @@ class Gem(ForeignEnv):
         system_prompt: a system message before the game's first text; "" gives none.
     """
 
+    usual_game = "game:GuessTheNumber-v0-easy"
     usual_rewards = (-0.1, 1.0)
+    needs_package = "gem"  # and the extra of this name; for lists, which do not import it
 
     def make_game(self) -> TextGame:
         """The environment, without GEM's wrappers."""

@@ -8,8 +8,9 @@ from collections.abc import Generator, Iterable
 from dataclasses import replace
 from typing import Any
 
-from miles_agents.answers import equivalent_async
+from miles_agents.answers import equivalent_async, extract
 from miles_agents.contracts import Observation, Tool, ToolContext, ToolEnv, ToolOutput
+from miles_agents.envs.asked import policy_of
 from miles_agents.envs.data_files import Cutting, DataSet, files_of
 from miles_agents.envs.data_problems import AnswerKind, DataColumns, Reading, SkippedRow
 from miles_agents.envs.data_sets import KnownSet, known_set, locate
@@ -33,15 +34,16 @@ _KILL_GRACE_S = 5.0  # for the sandbox to stop what its own time limit did not
 class PythonMath(ToolEnv):
     r"""Word problems and other questions with exact answers: generated, from a known data set or from a data file.
 
-    The answer is what the last `\boxed{}` of the final reply holds, compared exactly (`docs/answers.md`). Rewards:
-    `answer`, 1 if it equals the gold one; `format`, 1 if the reply has a closed, filled box. The episode's reward is
-    their weighted sum.
+    The answer is what the last `\boxed{}` of the final reply holds (to questions from data, without any box, what the
+    last line that begins with `####` does), compared exactly (`docs/answers.md`). Rewards: `answer`, 1 if it equals the
+    gold one; `format`, 1 if the reply has a closed, filled box. The episode's reward is their weighted sum.
 
     Args:
         level: 1, one step; 2, two steps; 3, two steps with a tool that sometimes answers "busy, try again". Only for
             generated problems.
-        data: a data file, a folder of them or a pattern with `{split}` (see `envs/data_files.py`); None generates the
-            problems, or looks for `dataset` in the usual places (see `envs/data_sets.py`).
+        data: a data file, a folder of them, a pattern with `{split}` or `hf://OWNER/NAME` on the Hugging Face hub (see
+            `envs/data_files.py`); None generates the problems, or looks for `dataset` in the usual places (see
+            `envs/data_sets.py`).
         dataset: a known set: gsm8k, svamp, mawps, dapo_math or aime. It knows its columns and kind of answers.
         question_column: the column of the question, or a list of columns joined by a space. A dot goes into nested
             columns. Messages (`[{"role": …, "content": …}]`) become the prompt as they are. None is the set's own, or
@@ -166,13 +168,18 @@ class PythonMath(ToolEnv):
         Raises:
             GraderError: whether the answers are equal could not be decided within the limits.
         """
-        answer = final_answer(episode.final.content, self.form)
+        content, policy = episode.final.content, None
+        answer = final_answer(content, self.form)
+        form = float(bool(answer))
+        if not self._generates:
+            policy = policy_of(episode.task.prompt[-1].text)
+            answer = extract(content) if self.form == AnswerForm.BOX else answer
         if not answer:
-            return {"answer": 0.0, "format": 0.0}
-        verdict = await equivalent_async(episode.task.answer, answer)
+            return {"answer": 0.0, "format": form}
+        verdict = await equivalent_async(episode.task.answer, answer, policy=policy)
         if verdict.correct is None:
             raise GraderError(f"the answer {answer[:80]!r} against {episode.task.answer[:80]!r}: {verdict.reason}")
-        return {"answer": float(verdict.correct), "format": 1.0}
+        return {"answer": float(verdict.correct), "format": form}
 
     def oracle(self, task: Task) -> Generator[Reply, Observation, None]:
         """Replies that score full: compute, try again when the tool is busy, answer."""

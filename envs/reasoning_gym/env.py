@@ -10,8 +10,8 @@ from typing import Any
 
 from miles_agents.contracts import ToolEnv
 from miles_agents.envs.reasoning_gym.families import JUNK_SCORES, UNSOUND_FROM, WITHOUT_ANSWER, may_be_scored
-from miles_agents.envs.reasoning_gym.puzzles import PuzzleSource, checked_settings, family_names, own_answer
-from miles_agents.envs.reasoning_gym.scorer import Score, shared_scorer
+from miles_agents.envs.reasoning_gym.puzzles import PuzzleSource, checked_settings, family_names
+from miles_agents.envs.reasoning_gym.scorer import Puzzle, Score, shared_scorer
 from miles_agents.envs.splits import normalised
 from miles_agents.errors import ConfigError, DataError, GraderError, did_you_mean
 from miles_agents.registry import environments
@@ -93,7 +93,8 @@ class ReasoningGym(ToolEnv):
 
         Raises:
             ConfigError: no such split.
-            DataError: the families have no question for it that is not in a stronger split.
+            DataError: the families have no question for it that is not in a stronger split, or cannot make one with
+                these settings within a minute.
         """
         if split not in self.splits:
             raise ConfigError(f"unknown split {split!r}. {did_you_mean(split, self.splits)}")
@@ -162,16 +163,16 @@ class ReasoningGym(ToolEnv):
                 used_up.add(family)
                 continue
             index, puzzle = found
-            seen.add(normalised(puzzle["question"]))
+            seen.add(normalised(puzzle.question))
             places[family] = index + 1
             yield self._task(family, split, index, puzzle)
 
-    def _task(self, family: str, split: str, index: int, puzzle: Mapping[str, Any]) -> Task:
+    def _task(self, family: str, split: str, index: int, puzzle: Puzzle) -> Task:
         system = (Message.system(self.system_prompt),) if self.system_prompt else ()
         return Task(
             id=f"{split}/{family}/{index}",
-            prompt=(*system, Message.user(puzzle["question"])),
-            answer=own_answer(family, puzzle),
+            prompt=(*system, Message.user(puzzle.question)),
+            answer=puzzle.own_answer,
             metadata={"family": family, "index": index},
             split=split,
         )
@@ -187,15 +188,12 @@ class ReasoningGym(ToolEnv):
             raise ConfigError("; ".join(wrong))
 
 
-def _next_new(source: PuzzleSource, first: int, seen: Container[str]) -> tuple[int, Mapping[str, Any]] | None:
+def _next_new(source: PuzzleSource, first: int, seen: Container[str]) -> tuple[int, Puzzle] | None:
     """The first puzzle from a place on whose question was not there before, and its place."""
     for index in range(first, first + _MAX_REPEATS):
-        try:
-            puzzle = source.puzzle(index)
-        except IndexError:  # a family with a list of puzzles, at its end
-            return None
-        if normalised(puzzle["question"]) not in seen:
-            return index, puzzle
+        puzzle = shared_scorer().puzzle(source, index)
+        if puzzle is None or normalised(puzzle.question) not in seen:
+            return None if puzzle is None else (index, puzzle)
     return None
 
 

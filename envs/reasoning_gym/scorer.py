@@ -1,4 +1,8 @@
-"""Scoring in processes that can be killed: the package's scorers run sympy and other code on what a model wrote."""
+"""The package in processes that can be killed.
+
+Its scorers run sympy and other code on what a model wrote, and some of its generators search, for as long as the
+settings make them.
+"""
 
 from __future__ import annotations
 
@@ -13,10 +17,10 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from miles_agents.envs.reasoning_gym.puzzles import PuzzleSource
-from miles_agents.errors import GraderError
+from miles_agents.errors import DataError, GraderError
 
 _START = "import sys; sys.path[:] = {path!r}; from miles_agents.envs.reasoning_gym.worker import main; sys.exit(main())"
 _ENVIRONMENT = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
@@ -27,6 +31,7 @@ class ScorerLimits:
     """Bounds of the workers."""
 
     time_s: float = 10.0  # for one answer
+    puzzle_s: float = 60.0  # for making one puzzle
     memory_mb: int = 1024  # that one worker may take on top of what it starts with
     start_s: float = 90.0  # for a worker to be ready: it imports the package
     workers: int = max(1, min(4, os.cpu_count() or 1))
@@ -40,8 +45,15 @@ class Score:
     unreadable: str = ""  # why the scorer could not read the answer; its value is then 0
 
 
+class Puzzle(NamedTuple):
+    """One puzzle, as far as a task needs it."""
+
+    question: str
+    own_answer: str | None  # the package's
+
+
 class Scorer:
-    """Scores answers, from any thread; workers are started when first needed and kept.
+    """Makes puzzles and scores answers, from any thread; workers are started when first needed and kept.
 
     Args:
         limits: bounds of the workers.
@@ -59,14 +71,34 @@ class Scorer:
         Raises:
             GraderError: the worker could not be started, took too long, died, or gave what is no score.
         """
-        with self._slots, self._worker() as worker:
-            told = worker.ask({"source": list(source), "index": index, "answer": answer}, self.limits.time_s)
+        told = self._ask({"source": list(source), "index": index, "answer": answer}, self.limits.time_s)
         if "unreadable" in told:
             return Score(0.0, told["unreadable"])
         value = told["score"]
         if not 0.0 <= value <= 1.0:
             raise GraderError(f"the scorer of {source.family} gave {value!r}, which is not between 0 and 1")
         return Score(value)
+
+    def puzzle(self, source: PuzzleSource, index: int) -> Puzzle | None:
+        """The puzzle at a place of a dataset; None behind the last one of a family that has a last one; blocks.
+
+        Raises:
+            DataError: the family cannot make it with these settings, or not in time.
+        """
+        try:
+            told = self._ask({"source": list(source), "index": index}, self.limits.puzzle_s)
+        except GraderError as error:
+            told = {"failed": str(error)}
+        if "failed" in told:
+            raise DataError(
+                f"env.family={source.family}: with env.settings={source.settings} puzzle {index} cannot be made: "
+                f"{told['failed']}; give other settings"
+            )
+        return None if "end" in told else Puzzle(told["question"], told["own_answer"])
+
+    def _ask(self, question: dict[str, Any], time_s: float) -> dict[str, Any]:
+        with self._slots, self._worker() as worker:
+            return worker.ask({**question, "time_s": time_s}, time_s)
 
     def close(self) -> None:
         """End the workers that wait for work; another `score` starts new ones."""
@@ -94,7 +126,7 @@ class _Worker:
 
     def __init__(self, limits: ScorerLimits) -> None:
         self._process = subprocess.Popen(  # noqa: S603 — this interpreter, own code
-            [sys.executable, "-c", _START.format(path=sys.path), str(limits.memory_mb), str(limits.time_s)],
+            [sys.executable, "-c", _START.format(path=sys.path), str(limits.memory_mb)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
@@ -120,7 +152,7 @@ class _Worker:
             self._process.stdin.write(json.dumps(question).encode() + b"\n")
         except OSError as error:
             raise GraderError("the scoring process died") from error
-        told: dict[str, Any] = json.loads(self._line(time_s, "did not score an answer"))
+        told: dict[str, Any] = json.loads(self._line(time_s, "did not answer"))
         return told
 
     def _line(self, time_s: float, failing: str) -> bytes:

@@ -26,7 +26,7 @@ class TextArena(ForeignEnv):
     one side against the other.
 
     Args:
-        game: a name of TextArena's registry, e.g. `GuessTheNumber-v0`.
+        game: a name of TextArena's registry; "" is `GuessTheNumber-v0`.
         arguments: of the game, e.g. `{max_number: 50}`.
         train_size: tasks of the train split.
         validation_size: tasks of the validation split.
@@ -38,7 +38,9 @@ class TextArena(ForeignEnv):
         system_prompt: a system message before the game's first text; "" gives none.
     """
 
+    usual_game = "GuessTheNumber-v0"
     usual_rewards = (-1.0, 1.0)
+    needs_package = "textarena"  # and the extra of this name; for lists, which do not import it
 
     def make_game(self) -> TextGame:
         """The game without its wrappers."""

@@ -6,6 +6,7 @@ import re
 from fractions import Fraction
 from typing import Protocol
 
+from miles_agents.answers import patience
 from miles_agents.answers.decide import (
     BASES,
     all_of,
@@ -132,6 +133,7 @@ class _Comparison:
         return self.readings(read(first), read(second))
 
     def readings(self, first: Reading, second: Reading) -> bool | None:
+        patience.check()
         if isinstance(first, Relation) != isinstance(second, Relation):
             return self._assigned(first, second)
         match first, second:

@@ -15,11 +15,13 @@ from miles_agents.answers.exact import (
     constant_ratio,
     form_of,
     forms_equal,
+    rational,
 )
-from miles_agents.answers.syntax import ZERO, Add, Call, Mul, Node, Num, Pow, Sym, walk
+from miles_agents.answers.syntax import ZERO, Add, Call, Mul, Node, Num, Pow, Sym, variables, walk
 from miles_agents.answers.towers import certainly_different, equal_by_prime_factors
 
 _CACHED = 4_096
+_ONE = rational(1)
 
 
 def all_of(verdicts: Iterable[bool | None]) -> bool | None:
@@ -52,7 +54,7 @@ def expressions_equal(first: Node, second: Node) -> bool | None:
     except UndefinedError:
         return False
     except TooLargeError:
-        return _by_size(first, second)
+        return False if _varies(first, second) or _varies(second, first) else _by_size(first, second)
     except NotExactError:
         return True if first == second else None
     return forms_equal(left, right)
@@ -82,6 +84,17 @@ def _all(first: Node, second: Node) -> Iterable[Node]:
 @lru_cache(maxsize=_CACHED)
 def _form(node: Node) -> Form:
     return form_of(node)
+
+
+def _varies(first: Node, second: Node) -> bool:
+    """Whether the first is a polynomial that is surely not constant, and the second a number."""
+    if variables(second) or not variables(first):
+        return False
+    try:
+        form = _form(first)
+    except (NotExactError, UndefinedError):
+        return False
+    return form.bottom == _ONE.bottom and bool(variables(first) & form.names) and not {"π", "e"} <= form.names
 
 
 def _by_size(first: Node, second: Node) -> bool | None:

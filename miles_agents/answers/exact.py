@@ -12,6 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from fractions import Fraction
 
+from miles_agents.answers import patience
 from miles_agents.answers.syntax import Add, Call, Mul, Node, Num, Pow, Sym
 
 Monomial = tuple[int, tuple[tuple[str, int], ...]]  # squarefree radicand, powers of names in order
@@ -68,6 +69,7 @@ def form_of(node: Node) -> Form:
         NotExactError: it has none, or would be too large.
         UndefinedError: it has no value.
     """
+    patience.check()
     match node:
         case Num(value):
             return rational(value)
@@ -104,6 +106,7 @@ def constant_ratio(first: Form, second: Form) -> Fraction | None:
 
 
 def _checked(value: Fraction) -> Fraction:
+    patience.check()
     if max(value.numerator.bit_length(), value.denominator.bit_length()) > MAX_BITS:
         raise TooLargeError
     return value

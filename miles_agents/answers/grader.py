@@ -18,6 +18,7 @@ from dataclasses import asdict
 from typing import Any
 from weakref import WeakSet
 
+from miles_agents.answers import patience
 from miles_agents.answers.compare import NoProver, compare
 from miles_agents.answers.verdicts import AnswerPolicy, GraderLimits, Verdict
 from miles_agents.answers.workers import Nursery, Worker, WorkerLostError
@@ -25,6 +26,7 @@ from miles_agents.answers.workers import Nursery, Worker, WorkerLostError
 logger = logging.getLogger(__name__)
 
 _SHORT_CHARS = 1_000  # what is compared in the calling thread
+_OWN_S = 0.02  # for which the calling thread compares; the rest is a worker's
 _MAX_CHARS = 200_000
 
 _graders: WeakSet[Grader] = WeakSet()  # for a forked child, which must let go of its parent's workers
@@ -104,7 +106,10 @@ class Grader:
         if len(gold) + len(answer) > _SHORT_CHARS:
             return None
         try:
-            verdict = compare(gold, answer, policy, NoProver())
+            with patience.within(_OWN_S):
+                verdict = compare(gold, answer, policy, NoProver())
+        except patience.LateError:
+            return None
         except Exception as error:  # noqa: BLE001 — seam: a fault of the checker is told, never a wrong answer
             return self._counted(Verdict(None, f"the checker failed: {type(error).__name__}: {str(error)[:200]}"))
         return verdict if verdict.correct is not None else None

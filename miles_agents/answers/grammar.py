@@ -10,6 +10,7 @@ import re
 from collections.abc import Callable
 from fractions import Fraction
 
+from miles_agents.answers import patience
 from miles_agents.answers.normalise import FUNCTIONS
 from miles_agents.answers.syntax import (
     MINUS_ONE,
@@ -23,6 +24,7 @@ from miles_agents.answers.syntax import (
     Sym,
     TooComplexError,
     UnreadableError,
+    substituted,
 )
 from miles_agents.answers.syntax import negative as negated
 from miles_agents.answers.syntax import quotient as divided
@@ -30,6 +32,7 @@ from miles_agents.answers.syntax import quotient as divided
 _MAX_DEPTH = 80
 _MAX_TOKENS = 20_000
 _MAX_DIGITS = 4_000  # of one number; Python converts no more by default
+_MAX_REPEATED = 1_000  # terms of a sum that is written out
 _MAX_EXPONENT = 10_000  # of `1e…`; a larger one stays a power
 
 _BASED = re.compile(r"\s*([0-9A-F]+(?:\.[0-9A-F]+)?)\s*_\s*(?:\{\s*\(?([0-9]{1,2})\)?\s*\}|([0-9]{1,2})(?![0-9]))")
@@ -39,7 +42,7 @@ _TOKEN = re.compile(
     | \\(?P<command>[A-Za-z]+)
     | (?P<word>[A-Za-z]+)
     | (?P<letter>[α-ωΑ-Ω∞ℓ])
-    | (?P<sign>[-+*/^_!%°()\[\]{}|,√⌊⌋⌈⌉'])
+    | (?P<sign>[-+*/^_!%°()\[\]{}|,√⌊⌋⌈⌉'=])
     )""",
     re.VERBOSE,
 )
@@ -61,18 +64,23 @@ def parse_expression(text: str) -> Node:
         UnreadableError: it is no expression.
         TooComplexError: it is too long or too deep.
     """
-    if any(f"\\{name}" in text for name in _FOREIGN):
-        return _foreign(text)
-    parser = _Parser(_tokens(text))
-    node = parser.expression()
-    parser.expect_end()
+    try:
+        parser = _Parser(_tokens(text))
+        node = parser.expression()
+        parser.expect_end()
+    except UnreadableError:
+        if any(f"\\{name}" in text for name in _FOREIGN):
+            return _foreign(text)
+        raise
     return node
 
 
 def _foreign(text: str) -> Foreign:
     commands = set(re.findall(r"\\([A-Za-z]+)", text))
-    if not commands & _FOREIGN or text.count("{") != text.count("}") or "«" in text or "%" in text:
+    if not commands & _FOREIGN or text.count("{") != text.count("}") or "«" in text:
         raise UnreadableError(text)
+    if "%" in text:  # that library reads it in one way or another, by the version of its parser
+        raise TooComplexError("a percentage in a sum, an integral or a limit")
     return Foreign(re.sub(r"\s+", " ", text))
 
 
@@ -184,8 +192,10 @@ class _Parser:
                 return factors[0] if len(factors) == 1 else Mul(tuple(factors))
 
     def _begins_factor(self) -> bool:
-        """Whether a factor follows without a sign; a number never does: `x2` is no product."""
+        """Whether a factor follows without a sign; a number only behind `!`: `3!4!` is a product, `x2` is none."""
         kind, text = self._peek()
+        if kind == "number":
+            return self._position > 0 and self._tokens[self._position - 1] == ("sign", "!")
         if kind == "sign":
             return text in "([{√⌊⌈" or (text == "|" and not self._bars)
         return kind in ("command", "word", "letter")
@@ -333,6 +343,8 @@ class _Parser:
             "sqrt": self._square_root,
             "mathbb": lambda: Sym("ℝℤℚℕℂ"["RZQNC".index(self._letter_argument("RZQNC"))]),
             "log": self._logarithm,
+            "sum": lambda: self._repeated(Add),
+            "prod": lambda: self._repeated(Mul),
             "overline": lambda: Sym(f"overline {self._letters_argument()}"),
             "vec": lambda: Sym(f"vec {self._letters_argument()}"),
         }
@@ -361,6 +373,27 @@ class _Parser:
             self._expect("]")
             return Call("root", (self._root_operand(), degree))
         return Call("sqrt", (self._root_operand(),))
+
+    def _repeated(self, joined: type[Add] | type[Mul]) -> Node:
+        r"""`\sum_{k=1}^{4} …` between two integers, written out; of the factors that follow."""
+        self._expect("_")
+        self._expect("{")
+        kind, name = self._next()
+        self._expect("=")
+        low = self.expression()
+        self._expect("}")
+        self._expect("^")
+        high, body = self._script(), self._product()
+        if kind not in ("word", "letter") or not isinstance(low, Num) or not isinstance(high, Num):
+            raise UnreadableError("no bounds")
+        count = high.value - low.value + 1
+        if low.value.denominator != 1 or count.denominator != 1 or not 1 <= count <= _MAX_REPEATED:
+            raise UnreadableError("not a few terms")
+        terms = []
+        for step in range(int(count)):
+            patience.check()
+            terms.append(substituted(body, name, Num(low.value + step)))
+        return joined(tuple(terms))
 
     def _letters_argument(self) -> str:
         self._expect("{")

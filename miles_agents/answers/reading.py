@@ -100,6 +100,7 @@ _RELATION_SIGN = re.compile(r"[=<>≤≥≠∈]|[([{⟅«)\]}⟆»]")
 _SET_SIGN = re.compile(r"[∪∩∖]|[([{⟅«)\]}⟆»]")
 _RATIO_SIGN = re.compile(r":|[([{⟅«)\]}⟆»]")
 _TIME = re.compile(r"[0-9]{1,2}:[0-9]{2}(?::[0-9]{2})?\s*[«(]?[ap]\.?\s?m\b|^[0-9]{1,2}:0[0-9]$", re.IGNORECASE)
+_DATE = re.compile(r"[0-9]{4}-(?:0[1-9]|1[0-2])-(?:0[1-9]|[12][0-9]|3[01])")
 _WORDS = re.compile(r"[A-Za-z][A-Za-z' -]*[A-Za-z]|«[^«»]*[A-Za-z]{2}[^«»]*»(?:\s*«[^«»]*»)*")
 _MATHEMATICAL_WORDS = FUNCTIONS | {"pi", "inf", "infty", "infinity"}
 _VARIABLE_PRODUCT = re.compile(r"[abcdmnpqxyz]{2,3}")
@@ -124,7 +125,7 @@ def read(text: str) -> Reading:
     """
     spelled = normalised(text)
     try:
-        if not spelled or _TIME.search(spelled):
+        if not spelled or _TIME.search(spelled) or _DATE.fullmatch(spelled):
             return Text(text_key(text))
         return _listed(spelled, 0)
     except UnreadableError:

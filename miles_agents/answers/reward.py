@@ -21,7 +21,8 @@ async def answer_reward(
     r"""1.0 if the final answer of a reply equals the gold one, else 0.0; 0.0 if it gives none.
 
     Args:
-        text: the reply as it was written, or an answer that was already extracted from one.
+        text: the reply as it was written. An answer already extracted from one is for `equivalent`: here a bare `42`
+            is a reply that gives no answer.
         gold: the right answer.
         choices: the answers are letters of options.
         policy: what the question leaves open.

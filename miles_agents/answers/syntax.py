@@ -100,6 +100,22 @@ def children(node: Node) -> tuple[Node, ...]:
             return ()
 
 
+def substituted(node: Node, name: str, value: Node) -> Node:
+    """The node with a value for a variable."""
+    match node:
+        case Sym(own) if own == name:
+            return value
+        case Add(terms):
+            return Add(tuple(substituted(each, name, value) for each in terms))
+        case Mul(factors):
+            return Mul(tuple(substituted(each, name, value) for each in factors))
+        case Pow(base, exponent):
+            return Pow(substituted(base, name, value), substituted(exponent, name, value))
+        case Call(function, arguments):
+            return Call(function, tuple(substituted(each, name, value) for each in arguments))
+    return node
+
+
 def walk(node: Node) -> Iterator[Node]:
     """The node and all below it."""
     waiting = [node]

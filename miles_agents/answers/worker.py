@@ -85,12 +85,13 @@ def _answered(question: dict[str, Any], prover: Any) -> dict[str, Any]:
     try:
         verdict = compare(question["gold"], question["answer"], AnswerPolicy(**question["policy"]), prover)
         return {"correct": verdict.correct, "reason": verdict.reason}
-    except MemoryError:
+    except (MemoryError, SystemError):  # compiled code may lose the one and end in the other
         return {"correct": None, "reason": "the memory limit was met", "leave": True}
     except RecursionError:
         return {"correct": None, "reason": "nested too deep"}
     except Exception as error:  # noqa: BLE001 — seam: a fault of the checker is told, never a wrong answer
-        return {"correct": None, "reason": f"the checker failed: {type(error).__name__}: {str(error)[:200]}"}
+        reason = f"the checker failed: {type(error).__name__}: {str(error)[:200]}"
+        return {"correct": None, "reason": reason, "leave": True}  # C code that met the limit may be left half done
 
 
 if __name__ == "__main__":

@@ -15,7 +15,7 @@ import json
 from collections.abc import Iterable, Mapping, Sequence
 from functools import lru_cache
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -32,7 +32,14 @@ from miles_agents.chat.folder import guess_tool_format, read_eos_ids, read_templ
 from miles_agents.chat.formats import ToolFormat, get_format
 from miles_agents.chat.history import History, keep_sampled, separates_thinking, shows, structured
 from miles_agents.chat.markers import Shape
-from miles_agents.chat.parsing import THINK_CLOSE, THINK_OPEN, SegmentKind, parse_reply, split_reply
+from miles_agents.chat.parsing import (
+    THINK_CLOSE,
+    THINK_OPEN,
+    SegmentKind,
+    ThinkingPolicy,
+    parse_reply,
+    split_reply,
+)
 from miles_agents.chat.program import Program, compile_pieces
 from miles_agents.chat.rendering import Renderer, after_reply, tools_key
 from miles_agents.chat.template import ChatTemplate, Tools
@@ -41,7 +48,7 @@ from miles_agents.chat.written import Stretch, compile_written
 from miles_agents.errors import TemplateError, choose
 from miles_agents.types import IntArray, Message, Reply, Role
 
-_AUTO = "auto"
+AUTO = "auto"  # of `tool_format`: by the template's own text
 _CACHED_PROGRAMS = 512
 _MESSAGE_CHARS = 400  # as many characters take as long as what a message costs beside its text
 
@@ -63,11 +70,15 @@ class ChatFormat:
         variables: further variables of the template, e.g. `{"enable_thinking": True}`.
         history: what becomes of earlier turns; a value of `History`.
         tool_format: how the model writes calls, a name or a format; "auto": guessed from the template's text.
+        thinking_calls: what a call inside thinking is; a value of `ThinkingPolicy`.
 
     Raises:
-        TemplateError: the template cannot be rendered in the wanted way, or the tokenizer lacks a needed token.
-        UsageError: an unknown `history` or `tool_format`.
+        TemplateError: the template cannot be rendered in the wanted way, or takes no such variable; or the tokenizer
+            lacks a needed token.
+        UsageError: an unknown `history`, `tool_format` or `thinking_calls`.
     """
+
+    modalities: ClassVar[frozenset[str]] = frozenset({"text"})  # of the messages' parts that it turns into tokens
 
     def __init__(
         self,
@@ -77,13 +88,15 @@ class ChatFormat:
         eos_ids: Iterable[int] = (),
         variables: Mapping[str, Any] | None = None,
         history: str = History.AUTO,
-        tool_format: str | ToolFormat = _AUTO,
+        tool_format: str | ToolFormat = AUTO,
+        thinking_calls: str = ThinkingPolicy.IGNORE,
     ) -> None:
         self.tokenizer = tokenizer
         self.template = ChatTemplate(
             template, special=tokenizer.special, variables=variables or {}, is_outside=tokenizer.has_control
         )
-        self.tool_format = get_format(guess_tool_format(template) if tool_format == _AUTO else tool_format)
+        self.tool_format = get_format(guess_tool_format(template) if tool_format == AUTO else tool_format)
+        self.thinking_calls = choose(ThinkingPolicy, thinking_calls, key="thinking_calls")
         self._renderer = Renderer(tokenizer, self.template)
         self._prompt_program = lru_cache(_CACHED_PROGRAMS)(self._compile_prompt)
         self._suffix_program = lru_cache(_CACHED_PROGRAMS)(self._compile_suffix)
@@ -106,19 +119,27 @@ class ChatFormat:
         template: str | None = None,
         variables: Mapping[str, Any] | None = None,
         history: str = History.AUTO,
-        tool_format: str | ToolFormat = _AUTO,
+        tool_format: str | ToolFormat = AUTO,
+        thinking_calls: str = ThinkingPolicy.IGNORE,
     ) -> ChatFormat:
         """Read a Hugging Face model folder; `template` replaces its own chat template.
 
         Raises:
             TemplateError: no tokenizer, no template, or one that cannot be used.
-            UsageError: an unknown `history` or `tool_format`.
+            UsageError: an unknown `history`, `tool_format` or `thinking_calls`.
         """
         folder = Path(folder)
         tokenizer = TextTokenizer.from_folder(folder)
         source = template if template is not None else read_template(folder)
-        eos_ids = read_eos_ids(folder, tokenizer)
-        return cls(tokenizer, source, eos_ids=eos_ids, variables=variables, history=history, tool_format=tool_format)
+        return cls(
+            tokenizer,
+            source,
+            eos_ids=read_eos_ids(folder, tokenizer),
+            variables=variables,
+            history=history,
+            tool_format=tool_format,
+            thinking_calls=thinking_calls,
+        )
 
     @property
     def appends(self) -> bool:
@@ -191,12 +212,12 @@ class ChatFormat:
         program = self._prompt_program(tuple(map(self.template.shape_of, messages)), tools_key(tools))
         return keep_sampled(program.ids(messages), before, ends=self.ends.ids, tokenizer=self.tokenizer)
 
-    def history_message(self, reply: Reply) -> Message:
+    def history_message(self, reply: Reply, tools: Tools = ()) -> Message:
         """A reply as the assistant message that later prompts are given.
 
         With its calls and thinking apart where the template prints them so. Where it cannot (a malformed call, several
         calls at once, text before a call), the reply's text as it was sampled is the content: words, whose tags are
-        spelled with ordinary tokens, like all outside text.
+        spelled with ordinary tokens, like all outside text. `tools`: as they were given to `parse`.
         """
         if all(call.arguments is not None for call in reply.calls):
             message = structured(reply, separate=self._separates_thinking)
@@ -205,7 +226,13 @@ class ChatFormat:
                 return message
         if not self._separates_thinking:
             return Message.assistant(reply.text)
-        segments = split_reply(reply.text, format=self.tool_format, opens_thinking=self.opens_thinking)
+        segments = split_reply(
+            reply.text,
+            format=self.tool_format,
+            tools=tools,
+            opens_thinking=self.opens_thinking,
+            thinking=self.thinking_calls,
+        )
         said = "".join(segment.source for segment in segments if segment.kind is not SegmentKind.REASONING)
         return Message.assistant(said.lstrip("\n"), reasoning=reply.reasoning.strip("\n"))
 
@@ -240,6 +267,7 @@ class ChatFormat:
             truncated=truncated,
             opens_thinking=self.opens_thinking,
             first_call=first_call,
+            thinking=self.thinking_calls,
         )
 
     def encode_reply(self, text: str, *, ended: bool = True) -> IntArray:

@@ -1,4 +1,4 @@
-"""What a reply consists of: stretches of content, thinking and calls."""
+"""What a reply consists of: stretches of content, thinking and calls, whole or as they come."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from enum import StrEnum
 from typing import NamedTuple
 
 THINK_OPEN, THINK_CLOSE = "<think>", "</think>"
+THOUGHT_ALONE = "the reply holds thinking alone: neither an answer nor a call"
 
 
 class ThinkingPolicy(StrEnum):
@@ -38,3 +39,20 @@ class Segment(NamedTuple):
     def source(self) -> str:
         """The stretch exactly as written."""
         return self.opening + self.body + self.closing
+
+
+class DeltaKind(StrEnum):
+    """What a delta adds to."""
+
+    CONTENT = "content"
+    REASONING = "reasoning"
+    CALL = "call"  # a call begins; the text is the tool's name ("" if it has none)
+    ARGUMENTS = "arguments"  # a piece of the JSON text of a call's arguments
+
+
+class Delta(NamedTuple):
+    """A piece of a reply. `call`: the place of the call in `Reply.calls`; None for content and reasoning."""
+
+    kind: DeltaKind
+    text: str
+    call: int | None = None

@@ -23,7 +23,16 @@ from miles_agents.chat.arguments import MalformedCallError, clipped
 from miles_agents.chat.formats.base import Call, CallReader, Ended, Ending, ToolFormat
 from miles_agents.chat.formats.table import get_format
 from miles_agents.chat.schemas import Tools, ToolSchemas, as_json
-from miles_agents.chat.segments import THINK_CLOSE, THINK_OPEN, Segment, SegmentKind, ThinkingPolicy
+from miles_agents.chat.segments import (
+    THINK_CLOSE,
+    THINK_OPEN,
+    THOUGHT_ALONE,
+    Delta,
+    DeltaKind,
+    Segment,
+    SegmentKind,
+    ThinkingPolicy,
+)
 from miles_agents.chat.source import Source, beginning_at_end
 from miles_agents.types import Reply, ToolCall
 
@@ -34,23 +43,6 @@ _DOUBTFUL = (
     "not executed: this reply holds a call that cannot be read, or closing tags without a call, so that the end of a "
     "call may be a piece of its data"
 )
-
-
-class DeltaKind(StrEnum):
-    """What a delta adds to."""
-
-    CONTENT = "content"
-    REASONING = "reasoning"
-    CALL = "call"  # a call begins; the text is the tool's name ("" if it has none)
-    ARGUMENTS = "arguments"  # a piece of the JSON text of a call's arguments
-
-
-class Delta(NamedTuple):
-    """A piece of a reply. `call`: the place of the call in `Reply.calls`; None for content and reasoning."""
-
-    kind: DeltaKind
-    text: str
-    call: int | None = None
 
 
 class _State(StrEnum):
@@ -172,16 +164,17 @@ class StreamingParser:
         self._refuse_doubtful()
         reasoning = [segment.body for segment in self._segments if segment.kind is SegmentKind.REASONING]
         counted = sum(map(self._count_calls, reasoning))
+        content = "".join(each.body for each in self._segments if each.kind is SegmentKind.CONTENT)
         return Reply(
             text="".join(self._text),
-            content="".join(each.body for each in self._segments if each.kind is SegmentKind.CONTENT),
+            content=content,
             reasoning="".join(reasoning),
             calls=tuple(self._calls),
             truncated=self._truncated,
             calls_in_reasoning=counted,
             reasoning_unclosed=self._reasoning_unclosed,
             calls_ending_reasoning=self._ending_calls,
-            errors=self._errors(counted),
+            errors=self._errors(counted, thought_alone=any(reasoning) and not self._calls and not content.strip()),
         )
 
     @property
@@ -409,7 +402,7 @@ class StreamingParser:
             behind |= called
         return False
 
-    def _errors(self, counted: int) -> tuple[str, ...]:
+    def _errors(self, counted: int, *, thought_alone: bool) -> tuple[str, ...]:
         lines = [f"{call.id}: {call.error}" for call in self._calls if call.error is not None]
         if not self._calls and self._has_strays:
             lines.append("closing tags of a call stand in the text, but no call begins before them")
@@ -417,6 +410,8 @@ class StreamingParser:
             lines.append(f"calls inside thinking are not executed ({counted}): close the thinking first")
         if self._reasoning_unclosed:
             lines.append(f"the thinking is not closed by {THINK_CLOSE}")
+        if thought_alone and not lines:
+            lines.append(THOUGHT_ALONE)
         return tuple(clipped(line, MAX_ERROR_CHARS) for line in lines)
 
 

@@ -12,7 +12,7 @@ from datetime import datetime
 from typing import Any
 
 import jinja2
-from jinja2 import nodes
+from jinja2 import meta, nodes
 from jinja2.ext import Extension, loopcontrols
 from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
@@ -30,10 +30,12 @@ from miles_agents.chat.markers import (
     with_markers,
     with_texts,
 )
-from miles_agents.errors import TemplateError
+from miles_agents.errors import TemplateError, did_you_mean
 from miles_agents.types import Message, ToolCall
 
 Tools = Sequence[Mapping[str, Any]]
+
+_ALWAYS_SET = frozenset({"messages", "tools", "documents", "add_generation_prompt"})
 
 
 class ChatTemplate:
@@ -44,6 +46,9 @@ class ChatTemplate:
         special: texts of special tokens by name, which templates use (`bos_token`).
         variables: further variables the template takes, e.g. `{"enable_thinking": True}`.
         is_outside: tells which strings of a tool schema must be kept out of the template.
+
+    Raises:
+        TemplateError: it is no valid Jinja, or takes no such variable.
     """
 
     def __init__(
@@ -61,6 +66,7 @@ class ChatTemplate:
             self._shown_markers = _environment(tojson_of_markers).from_string(source)
         except jinja2.TemplateError as error:
             raise TemplateError(f"the chat template is not valid Jinja: {error}") from error
+        _check_variables(self._template.environment, source, variables)
         self._by_argument = self._prints_arguments_one_by_one()
 
     def shape_of(self, message: Message) -> Shape:
@@ -137,6 +143,22 @@ class _GenerationTag(Extension):
         """The statements between the tags."""
         next(parser.stream)
         return parser.parse_statements(("name:endgeneration",), drop_needle=True)
+
+
+def _check_variables(environment: jinja2.Environment, source: str, variables: Mapping[str, Any]) -> None:
+    """Refuse variables that no template takes, which Jinja would pass over in silence.
+
+    Raises:
+        TemplateError: this template uses none of the name, or it is one that is always set.
+    """
+    tree = environment.parse(source)
+    used = meta.find_undeclared_variables(tree) - _ALWAYS_SET - set(environment.globals)
+    own = {name.name for name in tree.find_all(nodes.Name) if name.ctx == "store"}  # some are found as well
+    for name in variables:
+        if name in _ALWAYS_SET:
+            raise TemplateError(f"the chat template's variable {name!r} is set here; leave it out")
+        if name not in used:
+            raise TemplateError(f"the chat template uses no variable {name!r}. {did_you_mean(name, used - own)}")
 
 
 def _environment(to_json: Callable[..., str]) -> ImmutableSandboxedEnvironment:

@@ -12,12 +12,15 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import sysconfig
 import time
 import traceback
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+import miles_agents
 from miles_agents.checks.env_grading import GRADING_CHECKS
 from miles_agents.checks.env_repeats import REPEAT_CHECKS
 from miles_agents.checks.env_robustness import ROBUSTNESS_CHECKS
@@ -40,6 +43,9 @@ CHECKS: Sequence[EnvCheck] = (
 FIRST = TASK_CHECKS[0].name  # without tasks nothing can be played
 
 _UNBLOCK = "Blocking code belongs in a plain function (not async: it gets a thread of its own) or in the sandbox."
+_LIBRARIES = (sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib"))
+# Where no code of the user's is: "<…>" is no file, and without a separator /usr/lib would be the start of /usr/library.
+_OF_OTHERS = ("<", *(f"{path}{os.sep}" for path in (Path(miles_agents.__file__).parent, *_LIBRARIES)))
 _END_S = 5.0  # for a check that was cancelled
 
 
@@ -231,5 +237,13 @@ def _origin(error: BaseException) -> _Origin:
         if inner is None:
             break
         error = inner
-    frames = traceback.extract_tb(error.__traceback__)
-    return _Origin(type(error).__name__, *((frames[-1].filename, frames[-1].lineno) if frames else ("?", 0)))
+    return _Origin(type(error).__name__, *place_of(error))
+
+
+def place_of(error: BaseException) -> tuple[str, int | None]:
+    """File and line that an error came from: the last one of the user's own, where there is one."""
+    if isinstance(error, SyntaxError):
+        return error.filename or "?", error.lineno
+    frames = [(frame.filename, frame.lineno) for frame in traceback.extract_tb(error.__traceback__)]
+    own = [(file, line) for file, line in frames if not file.startswith(_OF_OTHERS)]
+    return [("?", 0), *frames, *own][-1]

@@ -47,19 +47,20 @@ def read_tasks(env: Env) -> dict[str, list[Task]]:
 
 
 def assert_no_overlap(tasks: Mapping[str, Sequence[Task]]) -> None:
-    """Each id is used once, and no prompt is in two splits (case, spaces and forms of letters aside).
+    """Each id is used once, and no prompt is in two splits (case, spaces and forms of letters aside; images count).
 
     Raises:
         AssertionError: it is not so.
     """
     ids: set[str] = set()
-    split_of_text: dict[str, str] = {}
+    split_of_text: dict[tuple[str, tuple[bytes, ...]], str] = {}
     for split, given in tasks.items():
         for task in given:
             assert task.id not in ids, f"task id {task.id!r} is used twice"
             ids.add(task.id)
             text = "\n".join(message.text for message in task.prompt)
-            other = split_of_text.setdefault(_normalised(text), split)
+            pictures = tuple(image.data for message in task.prompt for image in message.images)
+            other = split_of_text.setdefault((_normalised(text), pictures), split)
             assert other == split, f"task {task.id}: the same prompt is in split {other!r} and in {split!r}"
 
 

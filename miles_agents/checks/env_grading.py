@@ -20,35 +20,50 @@ Agents = Callable[[Task], Iterable[tuple[str, Iterable[Reply]]]]
 
 
 async def _gains_nothing(subject: Subject, agents: Agents, tasks: Sequence[Task], advice: str) -> str:
-    played = 0
+    """Each episode alone; where the environment declares what chance earns, the mean of each agent over the tasks."""
+    rewards: dict[str, list[float]] = {}
     for task in tasks:
         for who, replies in agents(task):
             reward = (await subject.play(task, replies, who)).reward
-            played += 1
-            if reward > subject.allowed:
+            rewards.setdefault(who, []).append(reward)
+            if not _declares(subject) and reward > subject.allowed:
+                # What scores full is no chance to be declared: nothing would be left to learn.
+                declare = f" {_DECLARE.format(reward=reward)}" if reward < subject.env.reward_range[1] else ""
                 raise Found(
-                    f"task {task.id}: {who} scores {reward:g}, more than {subject.allowed:g}",
-                    f"{advice} {_DECLARE.format(reward=reward)}",
+                    f"task {task.id}: {who} scores {reward:g}, more than {subject.allowed:g}", f"{advice}{declare}"
                 )
-    return f"{played} episodes score at most {subject.allowed:g}"
+    if _declares(subject):
+        for who, each in rewards.items():
+            _assert_mean(subject, each, f"{who}: ", advice)
+        return f"{len(rewards)} agents score at most {subject.allowed:g} on average, as declared"
+    return f"{sum(map(len, rewards.values()))} episodes score at most {subject.allowed:g}"
 
 
 async def _by_chance(subject: Subject, agents: Agents, advice: str) -> str:
-    """Each episode alone, or, where the environment declares what chance earns, their mean."""
-    if subject.allowed <= max(0.0, subject.env.reward_range[0]):
+    """Each episode alone, or, where the environment declares what chance earns, the mean of all."""
+    if not _declares(subject):
         return await _gains_nothing(subject, agents, subject.chosen, advice)
     rewards = [
         (await subject.play(task, replies, who)).reward for task in subject.chosen for who, replies in agents(task)
     ]
+    mean = _assert_mean(subject, rewards, "", advice)
+    return f"{len(rewards)} episodes score {mean:.3g} on average; {subject.allowed:g} is declared"
+
+
+def _declares(subject: Subject) -> bool:
+    return subject.allowed > max(0.0, subject.env.reward_range[0])
+
+
+def _assert_mean(subject: Subject, rewards: Sequence[float], who: str, advice: str) -> float:
     mean = math.fsum(rewards) / len(rewards)
     spread = math.sqrt(math.fsum((reward - mean) ** 2 for reward in rewards) / len(rewards))
     # Three standard errors: one sound environment in a few hundred is accused.
     if mean - 3 * spread / math.sqrt(len(rewards)) > subject.allowed:
         raise Found(
-            f"{len(rewards)} episodes score {mean:.3g} on average, more than the declared {subject.allowed:g}",
+            f"{who}{len(rewards)} episodes score {mean:.3g} on average, more than the declared {subject.allowed:g}",
             advice,
         )
-    return f"{len(rewards)} episodes score {mean:.3g} on average; {subject.allowed:g} is declared"
+    return mean
 
 
 async def _null(subject: Subject) -> str:

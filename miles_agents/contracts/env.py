@@ -58,6 +58,7 @@ class Env(ABC):
         "agent",
     )  # who plays; `info["seat"]` of reset and step names the one to act (else the first)
     reward_range: tuple[float, float] = (0.0, 1.0)  # of a whole episode, both ends included
+    modalities: ClassVar[frozenset[str]] = frozenset({"text"})  # of its messages' parts: "text", "image"
 
     resources: EnvResources = EnvResources()
     reusable: bool = True  # False: what an episode left running (a blocking function) may still change this instance

@@ -155,7 +155,7 @@ def summarize(env: Env | type[Env], trajectories: Sequence[Trajectory], asked: S
     calls = (facts_of(event) for trajectory in trajectories for event in trajectory.tool_events())
     return Evaluation(
         total=_row("all", trajectories, solved, asked),
-        rows=tuple(_row(name, members, solved, asked) for name, members in _parts(trajectories, asked)),
+        rows=tuple(_row(name, members, solved, asked) for name, members in _parts(env, trajectories, asked)),
         failures_by_cause=dict(sorted(failures.items())),
         truncated_by=dict(sorted(cut.items())),
         tools=tool_figures(calls, declared=declared),
@@ -164,11 +164,13 @@ def summarize(env: Env | type[Env], trajectories: Sequence[Trajectory], asked: S
     )
 
 
-def _parts(trajectories: Sequence[Trajectory], asked: Summing) -> list[tuple[str, list[Trajectory]]]:
+def _parts(
+    env: Env | type[Env], trajectories: Sequence[Trajectory], asked: Summing
+) -> list[tuple[str, list[Trajectory]]]:
     """The trajectories of each row."""
     parts: list[tuple[str, list[Trajectory]]] = []
     seats = list(dict.fromkeys(trajectory.seat for trajectory in trajectories))
-    if len(seats) > 1:
+    if len(seats) > 1 or len(env.seats) > 1:  # with an opponent the one seat has a row too, with its name
         parts += [(f"seat={seat}", [each for each in trajectories if each.seat == seat]) for seat in seats]
     for key in asked.row_keys:
         values: dict[str, list[Trajectory]] = defaultdict(list)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import inspect
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -12,6 +13,7 @@ from miles_agents import registry
 from miles_agents.contracts import Env, EnvResources, StepResult
 from miles_agents.errors import UsageError, did_you_mean
 from miles_agents.gym.loop import loop_thread
+from miles_agents.gym.opponents import Answer, opposed
 from miles_agents.gym.sandboxes import SharedSandboxes, check_sandbox_name
 from miles_agents.gym.spaces import UnicodeText
 from miles_agents.gym.texts import MAX_CHARS, CutText, ParseReply, conversation_text, observation_text, parser_of
@@ -38,18 +40,24 @@ class TextEnv(gymnasium.Env[str, str]):
     them in full (`messages`), the tools' schemas (`tools`, at reset), `task_id`, and what the environment itself says.
     An action is what a model would write: `<tool_call>{"name": …, "arguments": …}</tool_call>` calls a tool.
 
+    Where an environment has several seats, `opponents` may play some of them; those that are left are played in turn by
+    whoever calls `step`: `info["seat"]` names the one to act, whom the observation is for. The reward is that of the
+    seat whose action it was, `info["seat_rewards"]` has those of all (at the end, or whenever others get one).
+
     Args:
         env: a registered name, `file.py:Class`, `package.module:Class`, the class itself, or a function that makes
             an instance.
         render_mode: "ansi": `render` gives the conversation as text. None: it gives None.
-        split: where `reset` draws tasks from.
+        split: where `reset` draws tasks from; None: train, or the first one of an environment that has none.
         sandbox: the launcher for tools that need one: "auto", a registered one, or None for none. It is started by the
             first call that needs it and shared by the environments of this process.
         tool_format: how an action's calls are written: "hermes", or a function like `miles_agents.chat.parse_reply`.
+        opponents: by seat, who plays it: the name of a scripted player of the environment, or a function of (the text
+            the seat was told last, a numpy generator) that gives its reply.
         keys: the environment's own, as `env.KEY=…` on the command line.
 
     Raises:
-        UsageError: no such environment, split, launcher, format or key; or it has more than one seat.
+        UsageError: no such environment, split, launcher, format, seat, opponent or key.
     """
 
     metadata: dict[str, Any] = {"render_modes": ["ansi"], "render_fps": 1}  # noqa: RUF012 — Gymnasium's own declaration
@@ -59,9 +67,10 @@ class TextEnv(gymnasium.Env[str, str]):
         env: str | type[Env] | Callable[[], Env],
         *,
         render_mode: str | None = None,
-        split: str = "train",
+        split: str | None = None,
         sandbox: str | None = "auto",
         tool_format: str | ParseReply = "hermes",
+        opponents: Mapping[str, str | Answer] | None = None,
         **keys: Any,
     ) -> None:
         if render_mode not in (None, *self.metadata["render_modes"]):
@@ -70,11 +79,7 @@ class TextEnv(gymnasium.Env[str, str]):
         self.observation_space = UnicodeText(MAX_CHARS)
         self.action_space = UnicodeText(MAX_CHARS)
         self._parse = parser_of(tool_format)
-        self._env = make_env(env, keys)
-        if len(self._env.seats) > 1:
-            raise UsageError(
-                f"{type(self._env).__name__} has the seats {', '.join(self._env.seats)}; a gymnasium.Env has one player"
-            )
+        self._env = opposed(make_env(env, keys), opponents or {})
         self._split = self._checked_split(split)
         if sandbox is not None:
             check_sandbox_name(sandbox)
@@ -222,6 +227,8 @@ class TextEnv(gymnasium.Env[str, str]):
         return {"messages": tuple(observation), "task_id": "" if self._task is None else self._task.id}
 
     def _checked_split(self, split: Any) -> str:
+        if split is None:
+            return "train" if "train" in self._env.splits else self._env.splits[0]
         if split not in self._env.splits:
             raise UsageError(f"the environment has no split {split!r}. {did_you_mean(str(split), self._env.splits)}")
         return str(split)
@@ -266,7 +273,7 @@ def make_env(env: str | type[Env] | Callable[[], Env], keys: Mapping[str, Any]) 
     """An environment with its keys: arguments of `__init__`, and the class's `configurable` attributes.
 
     Raises:
-        UsageError: no such environment, or it has no such key.
+        UsageError: no such environment, it has no such key, or one that it needs is not given.
     """
     maker = find_env_class(env) if isinstance(env, str) else env
     arguments: tuple[str, ...] = ()
@@ -277,8 +284,17 @@ def make_env(env: str | type[Env] | Callable[[], Env], keys: Mapping[str, Any]) 
     for name in keys:
         if name not in allowed:
             raise UsageError(f"{getattr(maker, '__name__', maker)} has no key {name!r}. {did_you_mean(name, allowed)}")
+    _check_required(maker, keys)
     made = maker(**{name: value for name, value in keys.items() if name in arguments})
     for name, value in keys.items():
         if name not in arguments:
             setattr(made, name, value)
     return made
+
+
+def _check_required(maker: Callable[..., Env], keys: Mapping[str, Any]) -> None:
+    parameters = inspect.signature(maker).parameters.values()
+    by_name = [each for each in parameters if each.kind not in (each.VAR_POSITIONAL, each.VAR_KEYWORD)]
+    missing = [each.name for each in by_name if each.default is each.empty and each.name not in keys]
+    if missing:
+        raise UsageError(f"{getattr(maker, '__name__', maker)} needs {', '.join(f'{name}=…' for name in missing)}")

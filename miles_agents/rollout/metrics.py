@@ -61,6 +61,7 @@ def _tool_metrics(valid: Sequence[Trajectory]) -> dict[str, float]:
         "rollout/malformed_calls": float(sum(facts_of(event).error is ToolErrorKind.MALFORMED_CALL for event in calls)),
         "rollout/calls_in_reasoning": sum(turn.info.get("calls_in_reasoning", 0.0) for turn in turns),
         "rollout/reasoning_unclosed": sum(turn.info.get("reasoning_unclosed", 0.0) for turn in turns),
+        "rollout/calls_ending_reasoning": sum(turn.info.get("calls_ending_reasoning", 0.0) for turn in turns),
     }
 
 

@@ -279,6 +279,7 @@ def _reply_facts(reply: Reply) -> dict[str, float]:
         "malformed_calls": float(sum(call.error is not None for call in reply.calls)),
         "calls_in_reasoning": float(reply.calls_in_reasoning),
         "reasoning_unclosed": float(reply.reasoning_unclosed),
+        "calls_ending_reasoning": float(reply.calls_ending_reasoning),
     }
 
 

@@ -151,21 +151,17 @@ class _ScriptedSeat(Seat):
         return self._reply
 
 
+_NO_IDS, _NO_LOGPROBS = np.zeros(0, np.int32), np.zeros(0, np.float32)  # without elements: all turns share them
+
+
 def untrained_turn(text: str, *, stop_reason: StopReason = StopReason.STOP, info: Mapping[str, float] = {}) -> Turn:
     """A turn of which no token ids are known; it can be scored, never trained on."""
     return Turn(
-        prompt_ids=np.zeros(0, np.int32),
-        completion_ids=np.zeros(0, np.int32),
-        logprobs=np.zeros(0, np.float32),
+        prompt_ids=_NO_IDS,
+        completion_ids=_NO_IDS,
+        logprobs=_NO_LOGPROBS,
         stop_reason=stop_reason,
         versions=(),
         text=text,
         info=dict(info),
     )
-
-
-def shown_message(reply: Reply) -> Message:
-    """A reply as an assistant message for a later prompt: as it was written where it holds a malformed call."""
-    if any(call.error is not None for call in reply.calls):
-        return Message.assistant(reply.text)
-    return reply.message()

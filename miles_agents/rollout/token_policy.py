@@ -17,7 +17,7 @@ import numpy as np
 from miles_agents.chat import is_long
 from miles_agents.contracts import RolloutEngine
 from miles_agents.errors import EngineError
-from miles_agents.rollout.policy import Policy, Sampled, Seat, SeatSpec, shown_message
+from miles_agents.rollout.policy import Policy, Sampled, Seat, SeatSpec
 from miles_agents.types import Completion, GenerateRequest, IntArray, Message, Reply, SamplingParams, StopReason, Turn
 
 
@@ -27,6 +27,11 @@ class Chat(Protocol):
     @property
     def stop_token_ids(self) -> tuple[int, ...]:
         """Ids that end a turn."""
+        ...
+
+    @property
+    def appends(self) -> bool:
+        """True if each prompt begins with the prompt before it and what was sampled; False: it is made anew."""
         ...
 
     def first_prompt(self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]]) -> IntArray:
@@ -53,8 +58,14 @@ class Chat(Protocol):
         """
         ...
 
-    def parse(self, completion: IntArray, *, truncated: bool, first_call: int) -> Reply:
-        """Read a completion; `first_call` numbers its first call."""
+    def parse(
+        self, completion: IntArray, *, truncated: bool, first_call: int, tools: Sequence[Mapping[str, Any]]
+    ) -> Reply:
+        """Read a completion; `first_call` numbers its first call, `tools` give arguments their types."""
+        ...
+
+    def history_message(self, reply: Reply, tools: Sequence[Mapping[str, Any]]) -> Message:
+        """A reply as the assistant message that `next_prompt` is given; `tools` as for `parse`."""
         ...
 
     def decode(self, ids: IntArray) -> str:
@@ -113,12 +124,14 @@ class _TokenSeat(Seat):
         self._spec = spec
         self._ids: IntArray = np.zeros(0, np.int32)
         self._messages: list[Message] = []
+        self._tools: Sequence[Mapping[str, Any]] = ()
         self._said: Completion | None = None  # the last one
         self._turns = 0
 
     async def hear(self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]]) -> None:
         """Make the next prompt; tokenise long texts in a thread, so that the event loop goes on."""
         chat, said = self._policy.chat, self._said
+        self._tools = tools
         self._messages.extend(messages)
         known = tuple(self._messages)
 
@@ -130,7 +143,8 @@ class _TokenSeat(Seat):
             )
 
         work: Callable[[], IntArray] = make
-        self._ids = await asyncio.to_thread(work) if is_long(messages) else work()
+        tokenised = messages if chat.appends else known
+        self._ids = await asyncio.to_thread(work) if is_long(tokenised) else work()
 
     async def generate(self) -> Sampled | None:
         policy, sampling = self._policy, self._policy.sampling
@@ -159,11 +173,14 @@ class _TokenSeat(Seat):
         return Sampled(self._turn(completion), fills_context=room < sampling.max_new_tokens)
 
     def read(self, sampled: Sampled, *, first_call: int) -> Reply:
-        turn = sampled.turn
-        reply = self._policy.chat.parse(
-            turn.completion_ids, truncated=turn.stop_reason is StopReason.LENGTH, first_call=first_call
+        chat, turn = self._policy.chat, sampled.turn
+        reply = chat.parse(
+            turn.completion_ids,
+            truncated=turn.stop_reason is StopReason.LENGTH,
+            first_call=first_call,
+            tools=self._tools,
         )
-        self._messages.append(shown_message(reply))
+        self._messages.append(chat.history_message(reply, self._tools))
         return reply
 
     async def close(self) -> None:

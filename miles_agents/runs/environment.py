@@ -22,6 +22,9 @@ _PACKAGES = (
     "omegaconf",
     "pydantic",
     "gymnasium",
+    "sympy",
+    "latex2sympy2_extended",
+    "antlr4-python3-runtime",  # Hydra decides its version, and the LaTeX parser of the answer checker runs on it
     "pyarrow",
     "tensorboard",
     "matplotlib",

@@ -9,13 +9,14 @@ from __future__ import annotations
 import asyncio
 import sys
 import time
-from collections.abc import Sequence
-from contextlib import AsyncExitStack, closing, nullcontext
+from collections.abc import Callable, Sequence
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, closing, nullcontext
+from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from rich.console import Console
 from rich.progress import Progress as Bar
-from rich.progress import TaskID
 
 from miles_agents import assembly
 from miles_agents.command import EXIT_OK, Invocation
@@ -68,6 +69,7 @@ async def score(invocation: Invocation, *, console: Console | None = None) -> in
             await stack.enter_async_context(subject.catalogue.shared())
             if model.chat is not None:
                 assembly.check_prompts(model.chat, subject.catalogue, subject.tasks, config.rollout.max_tokens)
+                _say_if_tools_are_not_shown(model, subject, console)
         records = stack.enter_context(closing(Records(invocation, subjects, model)))
         evaluation = _Evaluation(config, subjects, records, console)
         try:
@@ -88,6 +90,18 @@ def _refuse_training_words(overrides: Sequence[str]) -> None:
             own = _OF_TRAINING_ALONE[key]
             hint = f"; an evaluation has its own: write {own}=…" if own else ": leave it out"
             raise ConfigError(f"'{key}' is for training{hint}")
+
+
+def _say_if_tools_are_not_shown(model: EvaluatedModel, subject: Subject, console: Console) -> None:
+    tools = [tool.name for tool in subject.catalogue.tools()]
+    if tools and model.chat is not None and not model.chat.shows_tools:
+        console.print(
+            f"{subject.name}: the model's chat template puts no tools into the prompt; what the model is to know of "
+            f"{', '.join(tools)} has to be in the task's messages",
+            markup=False,
+            highlight=False,
+            soft_wrap=True,
+        )
 
 
 class _Evaluation:
@@ -116,31 +130,38 @@ class _Evaluation:
             async with (
                 sandboxes or nullcontext(),
                 evaluated_policy(self._config, model, concurrency=concurrency) as policy,
+                AsyncExitStack() as stack,
             ):
-                for subject in waiting:
+                # All of them before the first episode: one that is not there is no reason to lose hours of playing.
+                others = [await stack.enter_async_context(self._opponents(subject)) for subject in waiting]
+                for subject, seated in zip(waiting, others, strict=True):
                     line = bar.add_task(subject.name, total=len(subject.to_play))
-                    await self._play_subject(subject, policy, sandboxes, (bar, line))
+                    player = EpisodePlayer(
+                        policy=policy, deadline_s=self._config.rollout.episode_deadline_s, others=seated
+                    )
+                    await self._play_subject(subject, player, sandboxes, partial(bar.advance, line))
         meter = SandboxMeter(sandboxes).read()
         self._sandbox_figures = {name.removeprefix("sandbox/"): value for name, value in meter.items()}
 
     async def _play_subject(
-        self, subject: Subject, policy: Policy, sandboxes: SandboxProvider | None, progress: tuple[Bar, TaskID]
+        self,
+        subject: Subject,
+        player: EpisodePlayer,
+        sandboxes: SandboxProvider | None,
+        advance: Callable[[], None],
     ) -> None:
-        config, episodes = self._config, subject.to_play
-        bar, line = progress
+        episodes, policy = subject.to_play, player.policy
 
         async def on_episode(trajectories: Sequence[Trajectory]) -> None:
             await self._records.append(subject, trajectories)
-            bar.advance(line)
+            advance()
 
         pool = assembly.make_environments(subject.config, subject.env_class, sandboxes)
-        seated = opponents(config, subject.catalogue.catalogue, concurrency=self._concurrency(subject))
         before, began = policy.sampled_tokens, time.perf_counter()
-        async with pool.shared(), seated as others:
-            player = EpisodePlayer(policy=policy, deadline_s=config.rollout.episode_deadline_s, others=others)
+        async with pool.shared():
             played = await play_episodes(
                 player,
-                pool.refusing_tools() if config.refuse_tools else pool,
+                pool.refusing_tools() if self._config.refuse_tools else pool,
                 episodes,
                 concurrency=self._concurrency(subject),
                 on_episode=on_episode,
@@ -148,6 +169,10 @@ class _Evaluation:
         wall_s = time.perf_counter() - began
         subject.take(played, subject.name)
         self._played[subject.name] = Played(len(episodes), wall_s, policy.sampled_tokens - before)
+
+    def _opponents(self, subject: Subject) -> AbstractAsyncContextManager[dict[str, Policy]]:
+        config = replace(self._config, rollout=replace(self._config.rollout, opponents=subject.opponents))
+        return opponents(config, subject.catalogue.catalogue, concurrency=self._concurrency(subject))
 
     def _concurrency(self, subject: Subject) -> int:
         return assembly.evaluation_concurrency_of(self._config, len(subject.tasks))
@@ -162,8 +187,9 @@ class _Evaluation:
         run = self._records.run
         write_results(run.path, scored, facts=facts)
         write_times(run.path, scored, sandbox=self._sandbox_figures)
+        name = model.name if model.folder is None else config.model.name
         for each in scored:
-            self._console.print(subject_block(each, split=config.split, model=config.model.name))
+            self._console.print(subject_block(each, split=config.split, model=name))
         self._console.print(f"results: {run.path / RESULTS}", markup=False, highlight=False, soft_wrap=True)
         return scored
 
@@ -190,6 +216,7 @@ class _Evaluation:
             env_id=subject.config.id,
             evaluation=evaluation,
             overlap=subject.overlap,
+            opponents=subject.opponents,
             played=self._played.get(subject.name, Played(0, 0.0, 0)),
         )
 

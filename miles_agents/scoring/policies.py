@@ -13,9 +13,12 @@ from rich.console import Console
 
 from miles_agents import assembly
 from miles_agents.chat import ChatFormat
+from miles_agents.chat.settings import make_chat
 from miles_agents.configs import schema
 from miles_agents.rollout.policy import Policy
 from miles_agents.training import make_model
+
+_DEFAULT_MODEL = "starter"  # of configs/evaluate.yaml
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,10 +37,16 @@ async def find_model(config: schema.EvaluateConfig, console: Console) -> Evaluat
         UsageError: there is none, or the token limits do not fit it.
     """
     if assembly.is_chat_model(config.engine):
-        return EvaluatedModel(name=config.model.source)
+        return EvaluatedModel(name=_spoken_name(config))
     folder = await make_model(config.model, console)
     assembly.check_tokens(config.rollout, model_context=assembly.model_shape(folder).context)
-    return EvaluatedModel(name=str(folder), folder=folder, chat=ChatFormat.from_folder(folder))
+    return EvaluatedModel(name=str(folder), folder=folder, chat=make_chat(config.model, folder))
+
+
+def _spoken_name(config: schema.EvaluateConfig) -> str:
+    """What the model is called: `model=`, or the class of one's own where that was left as it is."""
+    own = isinstance(config.engine, schema.ChatEngineConfig) and config.model.source == _DEFAULT_MODEL
+    return config.engine.name if own else config.model.source
 
 
 @asynccontextmanager
@@ -51,7 +60,7 @@ async def evaluated_policy(
     """
     deadline_s = config.engine.request_deadline_s
     if model.folder is None or model.chat is None:
-        chat_model = assembly.make_chat_model(config.engine, model.name)
+        chat_model = assembly.make_chat_model(config.engine, config.model.source)
         try:
             await chat_model.start()
             yield assembly.make_message_policy(chat_model, config.rollout, config, request_deadline_s=deadline_s)

@@ -37,6 +37,7 @@ class Scored(NamedTuple):
     env_id: str
     evaluation: Evaluation
     overlap: TaskOverlap | None
+    opponents: Mapping[str, str]  # who plays the seats that are not evaluated
     played: Played
 
 
@@ -51,7 +52,8 @@ def write_results(folder: Path, scored: Sequence[Scored], *, facts: Mapping[str,
 
 def _results(scored: Scored) -> dict[str, Any]:
     overlap = {} if scored.overlap is None else {"contamination": scored.overlap.as_json()}
-    return {"name": scored.name, "env": scored.env_id, **scored.evaluation.as_json(), **overlap}
+    opposite = {"opponents": dict(scored.opponents)} if scored.opponents else {}
+    return {"name": scored.name, "env": scored.env_id, **opposite, **scored.evaluation.as_json(), **overlap}
 
 
 def write_times(folder: Path, scored: Sequence[Scored], *, sandbox: Mapping[str, float]) -> None:

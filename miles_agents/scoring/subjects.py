@@ -15,6 +15,7 @@ from miles_agents.evaluation.overlap import TaskOverlap, task_overlap
 from miles_agents.evaluation.playing import episodes_of
 from miles_agents.evaluation.shards import Shard
 from miles_agents.rollout.environments import EnvironmentPool
+from miles_agents.rollout.opposed import check_seats
 from miles_agents.rollout.player import EpisodeSpec
 from miles_agents.runs.json_values import from_json, to_json
 from miles_agents.types import Task, Trajectory
@@ -34,6 +35,7 @@ class Subject:
     tasks: list[Task]
     episodes: list[EpisodeSpec]
     seats: tuple[str, ...]  # those that are evaluated
+    opponents: dict[str, str] = field(default_factory=dict)  # who plays the others
     overlap: TaskOverlap | None = None
     played: dict[Key, list[Trajectory]] = field(default_factory=dict)  # as recorded, by seat
 
@@ -98,7 +100,24 @@ def subjects_of(invocation: Invocation) -> list[Subject]:
         UsageError: no such split, it is empty, or a part of it is.
     """
     config: schema.EvaluateConfig = invocation.config
-    return [_subject(name, env, config) for name, env in environments_of(invocation).items()]
+    subjects = [_subject(name, env, config) for name, env in environments_of(invocation).items()]
+    _seat_opponents(subjects, {str(seat): str(who) for seat, who in config.rollout.opponents.items()})
+    return subjects
+
+
+def _seat_opponents(subjects: Sequence[Subject], asked: Mapping[str, str]) -> None:
+    """Say who plays which seat of each environment; of several environments each takes those of its own seats.
+
+    Raises:
+        ConfigError: a seat that no environment has, or nobody is left to evaluate.
+    """
+    there = {seat for subject in subjects for seat in subject.catalogue.catalogue.seats}
+    for subject in subjects:
+        seats = subject.catalogue.catalogue.seats
+        own = {seat: who for seat, who in asked.items() if seat in seats or seat not in there}
+        check_seats(seats, own, key="rollout.opponents")
+        subject.opponents = own
+        subject.seats = tuple(seat for seat in seats if seat not in own)
 
 
 def environments_of(invocation: Invocation) -> Mapping[str, schema.EnvConfig]:
@@ -122,7 +141,7 @@ def _subject(name: str, env: schema.EnvConfig, config: schema.EvaluateConfig) ->
         catalogue=catalogue,
         tasks=tasks,
         episodes=episodes_of(tasks, samples=config.samples, seed=config.seed),
-        seats=tuple(seat for seat in catalogue.catalogue.seats if seat not in config.rollout.opponents),
+        seats=tuple(catalogue.catalogue.seats),
         overlap=_overlap(catalogue, tasks, config) if config.contamination else None,
     )
 

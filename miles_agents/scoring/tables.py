@@ -31,17 +31,21 @@ def results_table(evaluation: Evaluation, *, title: str) -> Group:
     votes = sorted(evaluation.total.majority_at_k)
     headings = [*(f"pass@{k}" for k in ks), *(f"maj@{k}" for k in votes)]
     scores = _table("", ["accuracy", "95 % interval", *headings])
-    rates = _table("", ["episodes", "tool use", "tool errors", "malformed", "truncated", "lost"])
+    # Where an episode is right or wrong the mean reward is the accuracy again.
+    graded = any(_is_graded(row) for row in (evaluation.total, *evaluation.rows))
+    counted = ["episodes", "tool use", "tool errors", "malformed", "truncated", "lost"]
+    rates = _table("", ["reward", *counted] if graded else counted)
     for row in (evaluation.total, *evaluation.rows):
         name = Text(printable(f"{row.name} ({row.tasks})"))
         scores.add_row(name, *_score_cells(row, ks, votes))
-        rates.add_row(name, *_rate_cells(row))
+        rates.add_row(name, *_reward_cells(row, graded), *_rate_cells(row))
     called = evaluation.tools.unknown_calls or any(each.calls for each in evaluation.tools.tools.values())
     return Group(
         Text(title, style="bold"),
         scores,
         rates,
         *([_tool_table(evaluation.tools)] if called else []),
+        *_lost(evaluation),
         *_cut(evaluation),
     )
 
@@ -53,12 +57,26 @@ def subject_block(scored: Scored, *, split: str, model: str) -> Group:
         lines.append(Text(_overlap_line(scored.overlap)))
     lines.append(Text(_time_line(scored.evaluation.total, scored.played)))
     title = f"{printable(scored.name)} ({printable(scored.env_id)}), {printable(split)} split, {printable(model)}"
+    title += "".join(f", {seat}: {printable(who)}" for seat, who in scored.opponents.items())
     return Group(results_table(scored.evaluation, title=title), *lines, Text(""))
 
 
 def _shown_ks(pass_at_k: dict[int, float]) -> list[int]:
     ks = [k for k in sorted(pass_at_k) if k > 1]
     return ks if len(ks) <= _MOST_KS else [ks[0], ks[len(ks) // 2], *ks[-(_MOST_KS - 2) :]]
+
+
+def _lost(evaluation: Evaluation) -> list[Text]:
+    """Both ways of counting lost episodes, and their causes."""
+    total = evaluation.total
+    if not total.failed:
+        return []
+    causes = ", ".join(f"{count} {cause}" for cause, count in evaluation.failures_by_cause.items())
+    share = f"{total.failed} of {total.episodes} episodes ({100 * total.failed / total.episodes:.1f} %)"
+    if total.accuracy is None:
+        return [Text(f"lost: {share}, by cause: {causes}; nothing is left to score")]
+    both = f"accuracy {total.accuracy:.3f} over the others, {total.accuracy_over_all:.3f} over all"
+    return [Text(f"lost: {share}, by cause: {causes}; {both}")]
 
 
 def _cut(evaluation: Evaluation) -> list[Text]:
@@ -132,6 +150,16 @@ def _score_cells(row: EvaluationRow, ks: Sequence[int], votes: Sequence[int]) ->
         *(f"{row.pass_at_k[k]:.3f}" if k in row.pass_at_k else "–" for k in ks),
         *(f"{row.majority_at_k[k]:.3f}" if k in row.majority_at_k else "–" for k in votes),
     ]
+
+
+def _is_graded(row: EvaluationRow) -> bool:
+    return not math.isclose(row.mean_reward or 0.0, row.accuracy or 0.0, abs_tol=1e-9)
+
+
+def _reward_cells(row: EvaluationRow, graded: bool) -> list[str]:
+    if not graded:
+        return []
+    return ["–" if row.mean_reward is None else f"{row.mean_reward:.3f}"]
 
 
 def _rate_cells(row: EvaluationRow) -> list[str]:

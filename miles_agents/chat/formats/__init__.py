@@ -9,7 +9,7 @@ from miles_agents.chat.formats.base import (
     ToolFormat,
     cannot_say,
 )
-from miles_agents.chat.formats.engine import reply_from_message
+from miles_agents.chat.formats.engine import MessageStream, reply_from_message
 from miles_agents.chat.formats.fenced import CodeTool, FencedFormat
 from miles_agents.chat.formats.table import get_format, tool_formats
 
@@ -21,6 +21,7 @@ __all__ = [
     "Ended",
     "Ending",
     "FencedFormat",
+    "MessageStream",
     "ToolFormat",
     "cannot_say",
     "get_format",

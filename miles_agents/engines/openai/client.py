@@ -20,6 +20,7 @@ from miles_agents.errors import ConfigError, EngineError, UsageError, did_you_me
 
 try:
     import aiohttp
+    from yarl import URL  # a part of aiohttp's interface
 except ModuleNotFoundError as error:
     raise UsageError("engine=openai needs aiohttp: pip install 'miles-agents[openai]'") from error
 
@@ -37,9 +38,9 @@ _CONTEXT_WORDS = (
 # What the operator has to mend: the same request would be refused in every episode.
 _HINTS = {
     "insufficient_quota": "The account has no credit left",
-    "unsupported_parameter": "See engine.max_tokens_key, engine.sends_seed and engine.extra_body",
-    "unsupported_value": "See temperature, top_p and engine.extra_body",
-    "unknown_parameter": "See engine.sends_seed, top_k and engine.extra_body",
+    "unsupported_parameter": "See {of}.max_tokens_key, {of}.sends_seed and {of}.extra_body",
+    "unsupported_value": "See temperature, top_p and {of}.extra_body",
+    "unknown_parameter": "See {of}.sends_seed, top_k and {of}.extra_body",
 }
 
 
@@ -59,6 +60,7 @@ class Server:
     key: str = ""  # empty: none is sent
     connections: int = 256  # at the same time
     retries: int = 5  # of one request, after the first try
+    settings: str = "engine"  # the group of the settings that messages name
 
     def __post_init__(self) -> None:
         try:
@@ -68,8 +70,9 @@ class Server:
             plain = False
         if not plain or parts.query or parts.fragment or "@" in parts.netloc:
             raise ConfigError(
-                "engine.base_url: give an address such as http://127.0.0.1:30000/v1, without a key, a password or a "
-                "question mark; a key goes into an environment variable that engine.api_key_env names"
+                f"{self.settings}.base_url: give an address such as http://127.0.0.1:30000/v1, without a key, a "
+                "password or a question mark; a key goes into an environment variable that "
+                f"{self.settings}.api_key_env names"
             )
 
     def __repr__(self) -> str:  # a key in an error message or log would be there for all to see
@@ -83,6 +86,7 @@ class Client:
         self._server = server
         self._session: aiohttp.ClientSession | None = None
         self._random = random.Random()  # spreads retries; nothing that is recorded depends on it
+        self._completions = URL(f"{server.base_url}/chat/completions")  # read once, not at each request
 
     async def open(self) -> None:
         """Make the session; connects to nothing yet."""
@@ -95,6 +99,8 @@ class Client:
                 headers=headers,
                 timeout=aiohttp.ClientTimeout(total=None, sock_connect=10.0),
                 auto_decompress=True,
+                # None is kept: a cookie that pins a client to one machine would send all episodes there.
+                cookie_jar=aiohttp.DummyCookieJar(),
             )
 
     async def close(self) -> None:
@@ -119,10 +125,13 @@ class Client:
                     return  # not every server lists its models
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
             why = str(error) or type(error).__name__
-            raise UsageError(f"no answer from {url}: {why}. Is the server running? Set engine.base_url") from error
+            raise UsageError(
+                f"no answer from {url}: {why}. Is the server running? Set {self._server.settings}.base_url"
+            ) from error
         names = _model_names(text)
         if names and model not in names:
-            raise UsageError(f"the server has no model {model!r}. {did_you_mean(model, names)} Write model=…")
+            key = "model" if self._server.settings == "engine" else f"{self._server.settings}.model"
+            raise UsageError(f"the server has no model {model!r}. {did_you_mean(model, names)} Write {key}=…")
 
     async def post(self, body: bytes, *, deadline_s: float | None) -> Mapping[str, Any]:
         """Send a request to `/chat/completions`, again where that can help; the decoded answer comes back.
@@ -138,13 +147,13 @@ class Client:
                 return await self._until_answered(body, failures)
         except TimeoutError as error:
             last = f"; before: {failures[-1]}" if failures else ""
-            raise EngineError(f"no reply within {deadline_s or 0:g} s (engine.request_deadline_s){last}") from error
+            key = f"{self._server.settings}.request_deadline_s"
+            raise EngineError(f"no reply within {deadline_s or 0:g} s ({key}){last}") from error
 
     async def _until_answered(self, body: bytes, failures: list[Exception]) -> Mapping[str, Any]:
-        url = f"{self._server.base_url}/chat/completions"
-        session = self._opened()
+        url, session = self._completions, self._opened()
         for attempt in range(self._server.retries + 1):
-            pause_s = min(_LONGEST_PAUSE_S, _FIRST_PAUSE_S * 2**attempt) * self._random.uniform(0.5, 1.0)
+            asked_s = 0.0
             try:
                 async with session.post(url, data=body, allow_redirects=False) as response:
                     raw = self._without_key(await response.read())
@@ -153,12 +162,15 @@ class Client:
                     failures.append(self._failure(response.status, raw.decode("utf-8", "replace")))
                     if response.status not in _AGAIN or isinstance(failures[-1], UsageError):
                         raise failures[-1]
-                    pause_s = _asked_pause_s(response.headers.get("Retry-After")) or pause_s
+                    asked_s = _asked_pause_s(response.headers.get("Retry-After"))
             except (aiohttp.ClientConnectionError, aiohttp.ClientPayloadError, ConnectionError) as error:
                 failures.append(EngineError(f"no answer from {url}: {error or type(error).__name__}"))
             if attempt < self._server.retries:
-                await asyncio.sleep(pause_s)
+                await asyncio.sleep(asked_s or self._pause_s(attempt))
         raise EngineError(f"{failures[-1]} (tried {self._server.retries + 1} times)")
+
+    def _pause_s(self, attempt: int) -> float:
+        return min(_LONGEST_PAUSE_S, _FIRST_PAUSE_S * 2.0**attempt) * self._random.uniform(0.5, 1.0)
 
     def _failure(self, status: int, text: str) -> Exception:
         said = _error_text(text)
@@ -168,11 +180,14 @@ class Client:
             return UsageError(f"the server knows no such model or address ({self._server.base_url}): {said}")
         if 300 <= status < 400:
             return UsageError(
-                f"{self._server.base_url} sends elsewhere ({status}): set engine.base_url to that address"
+                f"{self._server.base_url} sends elsewhere ({status}): set {self._server.settings}.base_url to that "
+                "address"
             )
         for code, hint in _HINTS.items():
             if 400 <= status < 500 and code in text:
-                return UsageError(f"the server refuses each request ({status}): {said}. {hint}")
+                return UsageError(
+                    f"the server refuses each request ({status}): {said}. {hint.format(of=self._server.settings)}"
+                )
         if status in (400, 413, 422) and any(words in said.lower() for words in _CONTEXT_WORDS):
             return NoRoomError(said)
         return EngineError(f"the server answered {status}: {said}")
@@ -181,7 +196,7 @@ class Client:
         which = "the key that was sent" if self._server.key else "a request without a key"
         return UsageError(
             f"the server refuses {which} ({status}: {_error_text(text)}). Set the variable that "
-            "engine.api_key_env names"
+            f"{self._server.settings}.api_key_env names"
         )
 
     def _without_key(self, raw: bytes) -> bytes:

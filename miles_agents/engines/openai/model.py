@@ -9,7 +9,7 @@ from typing import Any
 
 from miles_agents.contracts.chat_model import ChatCompletion, ChatModel, ChatParams, Conversation
 from miles_agents.engines.openai.client import Client, NoRoomError, Server
-from miles_agents.engines.openai.wire import messages_json, read_reply, reply_json, tools_json
+from miles_agents.engines.openai.wire import encoded, messages_json, read_reply, reply_json, tools_json
 from miles_agents.errors import ConfigError, EngineError
 from miles_agents.types import Message, StopReason
 
@@ -42,7 +42,7 @@ class OpenAIChatModel(ChatModel):
     ) -> None:
         own = sorted({*_OWN_KEYS, max_tokens_key} & set(extra_body or {}))
         if own:
-            raise ConfigError(f"engine.extra_body.{own[0]}: this key is set by the engine; leave it out")
+            raise ConfigError(f"{server.settings}.extra_body.{own[0]}: this key is set by the engine; leave it out")
         self._model = model
         self._client = Client(server)
         self._max_tokens_key = max_tokens_key
@@ -78,7 +78,7 @@ class OpenAIChatModel(ChatModel):
             keys["top_k"] = params.top_k
         if self._sends_seed:
             keys["seed"] = params.seed % 2**31  # servers take 32 bits
-        head = json.dumps({**keys, **self._extra}, ensure_ascii=False)
+        head = encoded({**keys, **self._extra})
         offered = f',"tools":{tools}' if tools else ""
         body = f'{head[:-1]},"messages":[{",".join(messages)}]{offered}}}'
         return await self._client.post(body.encode("utf-8", "replace"), deadline_s=params.deadline_s)

@@ -13,12 +13,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from miles_agents.chat import MalformedCallError, parse_arguments
-from miles_agents.errors import EngineError
+from miles_agents.chat import reply_from_message
 from miles_agents.types import Message, Reply, Role, TextPart, ToolCall
 
-_encode = json.JSONEncoder(ensure_ascii=False, separators=(",", ":")).encode
-_MAX_ID_CHARS = 200
+_encode = encoded = json.JSONEncoder(ensure_ascii=False, separators=(",", ":")).encode
 _NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
 
 
@@ -104,44 +102,8 @@ def read_reply(message: Mapping[str, Any], *, truncated: bool, known_ids: set[st
     Raises:
         EngineError: it is no message.
     """
-    content = message.get("content") or message.get("refusal") or ""
-    reasoning = message.get("reasoning_content") or message.get("reasoning") or ""
-    written = message.get("tool_calls") or ()
-    if not isinstance(content, str) or not isinstance(reasoning, str) or not isinstance(written, (list, tuple)):
-        raise EngineError(f"the server's message cannot be read: {_encode(message)[:200]}")
-    calls = tuple(_call(each, known_ids) for each in written)
-    return Reply(
-        text=_as_text(content, reasoning, calls), content=content, reasoning=reasoning, calls=calls, truncated=truncated
-    )
-
-
-def _call(written: Any, known_ids: set[str]) -> ToolCall:
-    function = written.get("function") if isinstance(written, Mapping) else None
-    if not isinstance(function, Mapping):
-        raise EngineError(f"the server's tool call cannot be read: {_encode(written)[:200]}")
-    name = function.get("name")
-    arguments = function.get("arguments")
-    raw = arguments if isinstance(arguments, str) else "" if arguments is None else _encode(arguments)
-    call_id = written.get("id")
-    if not isinstance(call_id, str) or not call_id or call_id in known_ids or len(call_id) > _MAX_ID_CHARS:
-        call_id = f"call_{len(known_ids)}"
-    known_ids.add(call_id)
-    try:
-        if not isinstance(name, str) or not name.strip():
-            raise MalformedCallError("no tool name")  # noqa: TRY301
-        return ToolCall(id=call_id, name=name, arguments=parse_arguments(raw), raw=raw)
-    except MalformedCallError as error:
-        shown = name if isinstance(name, str) else ""
-        return ToolCall(id=call_id, name=shown, arguments=None, raw=raw, error=f"bad tool call: {error}")
-
-
-def _as_text(content: str, reasoning: str, calls: Sequence[ToolCall]) -> str:
-    """The reply in one text, for people and for environments that read `Reply.text`."""
-    thinking = [f"<think>{reasoning}</think>"] if reasoning else []
-    written = [
-        f'<tool_call>\n{{"name": {json.dumps(c.name)}, "arguments": {c.raw or "{}"}}}\n</tool_call>' for c in calls
-    ]
-    return "\n".join([*thinking, *([content] if content else []), *written])
+    said = message if message.get("content") else {**message, "content": message.get("refusal")}
+    return reply_from_message(said, truncated=truncated, known_ids=known_ids)
 
 
 def _part(part: Any) -> dict[str, Any]:

@@ -1,0 +1,1 @@
+"""`shapes-v0`: count shapes in a picture."""
