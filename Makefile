@@ -1,4 +1,4 @@
-# make train | test | check | fix | bench | bench-sandbox | sandbox-image    (everything is set up in .venv the first time)
+# make train | test | check | fix | bench | bench-sandbox | bench-answers | bench-envs | sandbox-image    (everything is set up in .venv the first time)
 # PYTHON=python3.12 chooses the interpreter; WORDS='steps=20 seed=1' is added to the command; TORCH_ARGS goes to pip
 # when it installs PyTorch, e.g. TORCH_ARGS='--index-url https://download.pytorch.org/whl/cpu' for a build without CUDA.
 PYTHON ?= python3
@@ -9,7 +9,7 @@ PIP := $(BIN)/python -m pip -qq --disable-pip-version-check
 WORDS ?=
 TORCH_ARGS ?=
 
-.PHONY: train test check fix bench bench-sandbox controls setup sandbox-image clean
+.PHONY: train test check fix bench bench-sandbox bench-answers bench-envs controls setup sandbox-image clean
 .DEFAULT_GOAL := train
 
 $(STAMP): pyproject.toml constraints.txt
@@ -51,6 +51,19 @@ $(PEERS)/.installed: benchmarks/peers.txt
 
 bench-sandbox: $(STAMP) $(PEERS)/.installed
 	$(BIN)/python -m benchmarks.sandboxes --peers-python $(PEERS)/bin/python $(WORDS)
+
+# Other projects' checkers of answers, and their environments, have virtual environments of their own, too.
+ANSWER_PEERS := .venv-answers
+$(ANSWER_PEERS)/.installed: benchmarks/answers_peers.txt
+	@$(PYTHON) -m venv --clear $(ANSWER_PEERS)
+	@$(ANSWER_PEERS)/bin/python -m pip -qq --disable-pip-version-check install --no-deps -r benchmarks/answers_peers.txt
+	@touch $@
+
+bench-answers: $(STAMP) $(ANSWER_PEERS)/.installed
+	$(BIN)/python -m benchmarks.answers --peers-python $(ANSWER_PEERS)/bin/python $(WORDS)
+
+bench-envs: $(STAMP)
+	$(BIN)/python -m benchmarks.envs $(WORDS)
 
 controls: $(STAMP)
 	$(BIN)/python -m benchmarks.controls $(WORDS)

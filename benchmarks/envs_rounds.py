@@ -7,7 +7,6 @@ library writes to standard output goes to standard error.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import gc
 import importlib
 import json
@@ -21,7 +20,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
-from benchmarks.envs_work import EXPECTED, Outcome
+from benchmarks.envs_work import EXPECTED, Outcome, allow_many_files
 
 SUBJECTS = {
     "loop": "benchmarks.envs_loop:HandWritten",
@@ -113,11 +112,7 @@ def main(words: Sequence[str]) -> int:
         answers.write(json.dumps(answer) + "\n")
         answers.flush()
 
-    with contextlib.suppress(ImportError):  # as many connections as episodes
-        import resource
-
-        hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
-        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    allow_many_files()
     subject = load(words[0])
     say({"ready": subject.description})
     for line in sys.stdin:

@@ -90,4 +90,5 @@ def serving() -> Iterator[str]:
 
 
 if __name__ == "__main__":
+    envs_work.allow_many_files()
     asyncio.run(_serve())

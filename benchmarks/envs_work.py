@@ -6,6 +6,7 @@ Nothing but the standard library: other projects' interpreters load this as well
 from __future__ import annotations
 
 import json
+import resource
 from typing import Any, NamedTuple
 
 TURNS = 5  # calls of the model; all but the last one call the tool
@@ -84,3 +85,9 @@ def response(turn: int, *, as_text: bool) -> bytes:
         "usage": {"prompt_tokens": 100 + 30 * turn, "completion_tokens": 20, "total_tokens": 120 + 30 * turn},
     }
     return json.dumps(answer).encode()
+
+
+def allow_many_files() -> None:
+    """As many connections as episodes: a process may open 1,024 files on many machines, unless it asks for more."""
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))

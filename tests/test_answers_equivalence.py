@@ -153,8 +153,9 @@ def test_every_text_equals_itself_and_what_extract_gives_is_compared_as_it_is(te
     assert answer is None or equivalent(answer, answer).correct is True
 
 
-WRAPPINGS = ("${}$", r"\boxed{{{}}}", r"\fbox{{{}}}", r"\({}\)", r"\[{}\]", "**{}**", "{}.", " {} ",
-             r"\left({}\right)", r"\displaystyle {}")  # fmt: skip
+WRAPPINGS = (r"\boxed{{{}}}", r"\fbox{{{}}}", r"\left({}\right)", r"\displaystyle {}", " {} ", "{{{}}}")
+DELIMITERS = ("{}", "${}$", "$${}$$", r"\({}\)", r"\[{}\]")  # mathematics begins once
+LINES = ("{}", "{}.", "**{}**", "**{}.**", "#### {}")
 ANSWERS = (
     "17",
     "-0.5",
@@ -174,13 +175,14 @@ ANSWERS = (
     st.sampled_from(ANSWERS),
     st.sampled_from(ANSWERS),
     st.lists(st.sampled_from(WRAPPINGS), max_size=3),
-    st.sampled_from(["{}", "#### {}"]),
+    st.sampled_from(DELIMITERS),
+    st.sampled_from(LINES),
 )
 def test_wrapping_changes_no_verdict_however_often_it_is_done(
-    gold: str, answer: str, wrappings: list[str], line: str
+    gold: str, answer: str, wrappings: list[str], delimiter: str, line: str
 ) -> None:
     wrapped = answer
-    for wrapping in [*wrappings, line]:
+    for wrapping in [*wrappings, delimiter, line]:
         wrapped = wrapping.format(wrapped)
     assert equivalent(gold, wrapped).correct is (gold == answer)
     assert equivalent(wrapped, wrapped + " ").correct is True

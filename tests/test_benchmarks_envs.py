@@ -18,9 +18,9 @@ from benchmarks.envs_server import serving
 from benchmarks.envs_subjects import Ours, facts
 from miles_agents.types import EpisodeStatus
 
-# Of what a played episode leaves behind (its record) and needs while it runs (task, request, connection), measured
-# at 60 to 75 KB with the tracer on.
-_MOST_KB_PER_EPISODE = 120
+# What an episode leaves behind (its record) and needs while it runs (task, request, connection) was 40 KB; the loop
+# by hand takes 24.
+_MOST_KB_PER_EPISODE = 80
 
 
 @pytest.fixture(scope="module")
@@ -49,7 +49,9 @@ async def test_the_loop_by_hand_plays_the_same_episodes(base_url):
     assert await HandWritten().play(plan) == await Ours().play(plan) == [envs_work.EXPECTED] * 8
 
 
+@pytest.mark.timeout(400)  # busy machines are slow, and the tracer is on
 def test_memory_stays_bounded_with_1024_episodes_in_play(base_url):
+    envs_work.allow_many_files()
     measure(Ours(), Plan(base_url, 32, 32))  # what is made once is no part of it
     gc.collect()
     tracemalloc.start()
@@ -131,7 +133,8 @@ def test_the_table_shows_medians_ratios_and_growth():
     assert written["subjects"]["loop"]["cpu_ms"] == {"32": 2, "1024": 2}
 
 
-def test_the_command_line_writes_the_figures(tmp_path, capsys):
+def test_the_command_line_writes_the_figures(tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(envs, "_LEAST_EPISODES", 4)
     file = tmp_path / "out" / "figures.json"
     words = ["--no-peers", "--repeats", "1", "--together", "1", "2", "--json", str(file)]
     assert envs.main(words) == 0

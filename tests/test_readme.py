@@ -11,7 +11,7 @@ import pytest
 
 from miles_agents import Message, Reply
 from miles_agents.checks.env import check_env
-from miles_agents.command import compose_command, load_env_class
+from miles_agents.command import compose_environments, load_env_class
 from miles_agents.configs.compose import parse_overrides
 from miles_agents.report import main as report
 from miles_agents.types import ToolCall
@@ -36,7 +36,7 @@ def commands(pattern: str) -> list[str]:
     """The command lines of all documents that match, their comments cut off."""
     found: list[str] = []
     for path in DOCUMENTS:
-        text = path.read_text(encoding="utf-8")
+        text = re.sub(r"\\\n *", "", path.read_text(encoding="utf-8"))  # lines that go on
         inline = re.findall(r"`([^`\n]+)`", text)
         lines = [line.split("  #")[0].strip() for line in [*indented_and_fenced(text), *inline]]
         found += [line for line in lines if re.match(pattern, line)]
@@ -47,9 +47,9 @@ def words_of(command: str) -> list[str]:
     return shlex.split(command.split("miles_agents.", 1)[1])
 
 
-RUNS = [line for line in commands(r"python -m miles_agents\.(train|evaluate) ") if "…" not in line]
+RUNS = [line for line in commands(r"python -m miles_agents\.(train|evaluate) (?!compare )") if "…" not in line]
 MAKES = commands(r"make( |$)")
-TYPED = commands(r"python -m (?!pip |pytest |venv )")
+TYPED = commands(r"python -m (?:miles_agents|benchmarks)\b")
 
 
 def test_the_documents_show_commands() -> None:
@@ -62,7 +62,7 @@ def test_every_command_line_of_the_documents_composes(command: str, monkeypatch:
     monkeypatch.chdir(ROOT)
     name, *words = words_of(command)
     words = [word for word in words if word not in ("--help", "--cfg", "job")]
-    compose_command(name, parse_overrides(words))
+    compose_environments(name, parse_overrides(words))
 
 
 @pytest.mark.parametrize("command", TYPED)

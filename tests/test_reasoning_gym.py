@@ -15,6 +15,7 @@ import pytest
 
 from miles_agents import Reply
 from miles_agents.checks.env import check_env, check_tasks, play
+from miles_agents.environments import main as command_line
 from miles_agents.envs.reasoning_gym import families, puzzles, scorer
 from miles_agents.envs.reasoning_gym.env import ReasoningGym, sound_families, tagged_answer
 from miles_agents.envs.reasoning_gym.families import JUNK_SCORES, WITHOUT_ANSWER, may_be_scored
@@ -163,6 +164,17 @@ def test_puzzles_are_the_same_every_time_and_leave_the_global_generators_alone(n
 @needs_package
 async def test_it_keeps_the_contract_of_environments():
     await check_env(ReasoningGym(family=["leg_counting", "graph_color", "spiral_matrix"], **SMALL), tasks_per_split=3)
+
+
+@needs_package
+def test_what_junk_scores_by_the_packages_rules_is_declared():
+    assert ReasoningGym(family="leg_counting").junk_reward == 0.0
+    assert ReasoningGym(family=["leg_counting", "spell_backward"], score_weight=2.0).junk_reward == 0.5
+
+
+@needs_package
+def test_all_families_withstand_every_attack(capsys):
+    assert command_line(["check", "reasoning_gym", "env.family=all", "--tasks", "4"]) == 0, capsys.readouterr().out
 
 
 @needs_package

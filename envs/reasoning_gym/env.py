@@ -86,6 +86,7 @@ class ReasoningGym(ToolEnv):
         self._check_ranges()
         weights = self.reward_weights.values()
         self.reward_range = (sum(min(weight, 0.0) for weight in weights), sum(max(weight, 0.0) for weight in weights))
+        self.junk_reward = max(0.0, score_weight) * max(JUNK_SCORES.get(name, (0.0,))[0] for name in self.families)
         self._tasks: dict[str, tuple[Task, ...]] = {}
 
     def tasks(self, split: str) -> tuple[Task, ...]:

@@ -142,8 +142,7 @@ def _inside(text: str, opening: str, closing: str) -> str:
                 return text
         plain_set = opening == "{" and ("," in inner or not inner)  # {3,5}: a set written without backslashes
         return text if depth or inner.endswith("\\") or plain_set else inner
-    wrapped_again = len(inner) > len(opening + closing) and inner.startswith(opening) and inner.endswith(closing)
-    return text if not inner.strip() or (opening in inner or closing in inner) and not wrapped_again else inner
+    return text if opening in inner or closing in inner or not inner.strip() else inner
 
 
 def normalised(text: str) -> str:

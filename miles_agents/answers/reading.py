@@ -238,7 +238,12 @@ def _item(text: str, nesting: int) -> Reading:
     bracketed = _bracketed(text, nesting)
     if bracketed is not None:
         return bracketed
-    return _words(text) or _value(text)
+    try:
+        return _words(text) or _value(text)
+    except UnreadableError:
+        if text[0] != "(" or text[-1] != ")" or nesting >= _MAX_NESTING or not _one_bracket(text):
+            raise
+        return _item(text[1:-1].strip(), nesting + 1)  # `(5 cm)`
 
 
 def _matrix(inside: str, nesting: int) -> Reading:
