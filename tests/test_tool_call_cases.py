@@ -11,6 +11,7 @@ from tool_call_texts import (
     ROWS,
     TEXT,
     TEXTUAL,
+    TOOLS,
     WRITE,
     add_call,
     add_text,
@@ -20,10 +21,11 @@ from tool_call_texts import (
     glm,
     qwen,
     read,
+    recorded,
     tool,
 )
 
-from miles_agents.chat import ThinkingPolicy, get_format, parse_reply
+from miles_agents.chat import ThinkingPolicy, get_format, parse_reply, split_reply
 from miles_agents.errors import UsageError
 from miles_agents.types import Reply
 
@@ -297,3 +299,11 @@ def test_B05_a_valid_call_behind_a_mentioned_tag_ends_the_thinking() -> None:
     assert reply.reasoning == "a <tool_call> is: "
     assert reply.content == "\nDone"
     assert len(reply.calls) == 1
+
+
+@pytest.mark.parametrize("style", FORMATS)
+def test_B05_segments_of_every_recorded_output_are_its_text(style: str) -> None:
+    for text in recorded(style):
+        for thinking in ThinkingPolicy:
+            segments = split_reply(text, format=style, tools=TOOLS, thinking=thinking)
+            assert "".join(segment.source for segment in segments) == text

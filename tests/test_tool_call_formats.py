@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from tool_call_texts import FORMATS, TOOLS, add_call, add_text, calls, error, read, recorded
+from tool_call_texts import FORMATS, TOOLS, add_call, add_text, calls, error, read
 
 from miles_agents.chat import SegmentKind, ThinkingPolicy, get_format, parse_reply, split_reply
 from miles_agents.chat.formats import CodeTool, FencedFormat
@@ -48,14 +48,6 @@ def test_several_calls_keep_their_order_and_get_ids_of_their_own(style: str) -> 
     assert [call.id for call in reply.calls] == ["call_4", "call_5", "call_6"]
     assert [(call.name, call.arguments) for call in reply.calls] == [add_call(style)] * 3
     assert reply.content.strip() == ""
-
-
-@pytest.mark.parametrize("style", FORMATS)
-def test_segments_of_every_recorded_output_are_its_text(style: str) -> None:
-    for text in recorded(style):
-        for thinking in ThinkingPolicy:
-            segments = split_reply(text, format=style, tools=TOOLS, thinking=thinking)
-            assert "".join(segment.source for segment in segments) == text
 
 
 # --- Llama 3 ----------------------------------------------------------------------------------------------------------
