@@ -41,6 +41,7 @@ from miles_agents.rollout.player import EpisodePlayer
 from miles_agents.rollout.policy import Policy
 from miles_agents.rollout.source import TaskSource
 from miles_agents.rollout.workers import GroupWorkers
+from miles_agents.runs.environment import answer_checker
 from miles_agents.runs.folder import RunFolder
 from miles_agents.runs.html_report import write_report
 from miles_agents.runs.plot import write_plot
@@ -446,6 +447,7 @@ class _Run:
             "environment": f"{config.env.id}, {len(self._opened.train_tasks):,} train tasks",
             "model": f"{config.model.name}, {assembly.model_shape(self._opened.model).parameters:,} parameters",
             "sandbox": sandbox,
+            "answers": answer_checker(),
             "batch": f"{plan.groups_per_step} tasks × {plan.group_size} episodes, {plan.updates} updates a step",
             "steps": f"{config.steps}, staleness at most {plan.max_staleness}, seed {config.seed}",
         }

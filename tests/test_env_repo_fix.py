@@ -43,7 +43,7 @@ def rows():
 
 def test_the_generated_tasks_are_the_same_every_time_and_no_repository_is_in_two_splits():
     tasks = check_tasks(RepoFix())
-    assert {split: len(each) for split, each in tasks.items()} == {"train": 143, "validation": 34, "test": 36}
+    assert {split: len(each) for split, each in tasks.items()} == {"train": 135, "validation": 34, "test": 36}
     templates = {split: {task.metadata["template"] for task in each} for split, each in tasks.items()}
     assert templates["validation"] == {"router"}
     assert templates["test"] == {"text_tables"}

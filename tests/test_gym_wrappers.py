@@ -199,6 +199,16 @@ def test_every_episode_becomes_one_line_with_its_messages(tmp_path: Path) -> Non
     assert len(lines(path)) == 1
 
 
+def test_a_truncated_episode_is_written_at_once(tmp_path: Path) -> None:
+    path = tmp_path / "episodes.jsonl"
+    env = RecordTrajectory(miles_agents.gym.make(Dice, max_turns=1), path)
+    env.reset(seed=0)
+    env.step(ROLL)
+    (line,) = lines(path)
+    assert (line["terminated"], line["truncated"], line["truncated_by"]) == (False, True, "max_turns")
+    env.close()
+
+
 def test_what_is_left_unfinished_is_written_too_and_files_grow(tmp_path: Path) -> None:
     path = tmp_path / "episodes.jsonl"
     for _ in range(2):

@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+from importlib.metadata import version
 from pathlib import Path
 
 import numpy as np
@@ -299,5 +300,6 @@ def test_an_environment_of_twenty_lines_in_a_file_of_ones_own_is_trained_from_an
     assert done.returncode == 0, done.stderr
     assert "Traceback" not in done.stderr
     assert "run finished" in done.stdout
+    assert f"antlr4 {version('antlr4-python3-runtime')}" in done.stdout  # case H07: in the run's header
     assert json.loads((tmp_path / "outputs" / "last" / "summary.json").read_text())["steps"] == 2
     assert (tmp_path / "outputs" / "last").resolve().name.startswith("Weekdays-")

@@ -56,6 +56,12 @@ def environment_record(*, seed: int, run_id: str) -> dict[str, Any]:
     }
 
 
+def answer_checker() -> str:
+    """What verdicts on answers may depend on, for people: the checker's libraries with their versions."""
+    names = {"sympy": "sympy", "latex2sympy2_extended": "latex2sympy2", "antlr4-python3-runtime": "antlr4"}
+    return ", ".join(f"{short} {_version(package) or 'missing'}" for package, short in names.items())
+
+
 def _version(package: str) -> str | None:
     try:
         return metadata.version(package)
